@@ -1,0 +1,1 @@
+"""The structured allocator: the same decisions as kube-scheduler's."""

@@ -1,0 +1,1 @@
+"""What users and Kubernetes write: claims, opaque configuration, slice types and the API's limits. Pure."""

@@ -1,0 +1,1 @@
+"""Questions people ask, as functions that return data; printing is the command line's."""

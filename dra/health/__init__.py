@@ -1,0 +1,1 @@
+"""Device conditions and the health stream's content."""

@@ -1,0 +1,52 @@
+"""Device names: what a ResourceSlice lists, a claim's allocation holds and a CDI id ends in.
+
+The scheme is NVIDIA's: `gpu-<minor>` and `gpu-<minor>-mig-<profile>-<profile id>-<start>`, where the profile is
+lower-cased, loses its dots and has `-` for every other character that a DNS label does not allow.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_GPU = re.compile(r"gpu-(\d+)", re.ASCII)
+_MIG = re.compile(r"gpu-(\d+)-mig-(.+)-(\d+)-(\d+)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuName:
+    """A whole GPU by its minor number."""
+
+    minor: int
+
+    def __str__(self) -> str:
+        """Give the device name."""
+        return f"gpu-{self.minor}"
+
+
+@dataclass(frozen=True, slots=True)
+class MigName:
+    """A MIG placement: the GPU's minor, the profile as it stands in names, its id and the first memory slice."""
+
+    minor: int
+    profile: str
+    profile_id: int
+    start: int
+
+    def __str__(self) -> str:
+        """Give the device name."""
+        return f"gpu-{self.minor}-mig-{self.profile}-{self.profile_id}-{self.start}"
+
+
+def profile_slug(profile: str) -> str:
+    """Give a profile as it stands in device names: `1g.12gb+me` -> `1g12gb-me`."""
+    return re.sub(r"[^a-z0-9]", "-", profile.lower().replace(".", ""))
+
+
+def parse_device_name(name: str) -> GpuName | MigName | None:
+    """Read a device name; None if it is not one of ours."""
+    if match := _GPU.fullmatch(name):
+        return GpuName(int(match[1]))
+    if match := _MIG.fullmatch(name):
+        return MigName(int(match[1]), match[2], int(match[3]), int(match[4]))
+    return None

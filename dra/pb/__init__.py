@@ -1,0 +1,1 @@
+"""Generated protobuf messages; made by `make proto` from proto/."""

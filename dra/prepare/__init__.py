@@ -1,0 +1,1 @@
+"""Claims to prepared devices. The only room that changes a node."""

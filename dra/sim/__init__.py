@@ -1,0 +1,1 @@
+"""The simulated world: NVML, node trees, machine profiles, API server, scheduler, kubelet, runtime."""

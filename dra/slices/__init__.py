@@ -1,0 +1,1 @@
+"""Inventory and taints to devices, counters and pools of ResourceSlices. Pure."""

@@ -1,0 +1,1 @@
+"""Logging set-up, event names and the metrics registry."""
