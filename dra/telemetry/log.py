@@ -44,7 +44,9 @@ def configure(*, level: str = "info", console: bool = False, stream: TextIO | No
     """Set up logging for this process: JSON lines, or for people with `console`."""
     out = stream or sys.stderr
     renderer: Any = (
-        structlog.dev.ConsoleRenderer(colors=False) if console else structlog.processors.JSONRenderer(default=str)
+        structlog.dev.ConsoleRenderer(colors=False)
+        if console
+        else structlog.processors.JSONRenderer(default=str)
     )
     structlog.configure(
         processors=[
@@ -62,5 +64,5 @@ def configure(*, level: str = "info", console: bool = False, stream: TextIO | No
 
 def _exception_text(_logger: object, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     if event.get("exc_info"):
-        event = cast("MutableMapping[str, Any]", structlog.processors.format_exc_info(None, "", event))
+        return structlog.processors.format_exc_info(None, "", event)
     return event

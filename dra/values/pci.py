@@ -40,7 +40,10 @@ class PciAddress:
                 "DRA-PCI-ADDRESS", f"{text!r} is not a PCI address", remedy="Write it as 0000:1a:00.0."
             )
         return cls(
-            int(match["domain"] or "0", 16), int(match["bus"], 16), int(match["device"], 16), int(match["function"])
+            int(match["domain"] or "0", 16),
+            int(match["bus"], 16),
+            int(match["device"], 16),
+            int(match["function"]),
         )
 
     def __str__(self) -> str:

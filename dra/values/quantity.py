@@ -62,7 +62,9 @@ class Quantity:
             kind, numerator, exponent = "exponent", 1, int(suffix[1:])
             if abs(exponent) > 400:
                 # The server keeps such numbers as arbitrary decimals; nobody means them.
-                raise ValueFormatError("DRA-QUANTITY", f"{text!r} is not a quantity", remedy="Use a smaller exponent.")
+                raise ValueFormatError(
+                    "DRA-QUANTITY", f"{text!r} is not a quantity", remedy="Use a smaller exponent."
+                )
         power = 9 + exponent - len(fraction)
         scaled = digits * numerator
         nano = scaled * 10**power if power >= 0 else -(-scaled // 10**-power)

@@ -87,4 +87,4 @@ def normalise_version(text: str) -> Semver | None:
         return None
     parts = [int(part) for part in match[1].split(".")][:3]
     parts += [0] * (3 - len(parts))
-    return Semver(*parts)
+    return Semver(parts[0], parts[1], parts[2])
