@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import MutableMapping
+from contextlib import AbstractContextManager
 from typing import Any, TextIO, cast
 
 # structlog imports rich wherever it can (5 MiB, 50 ms), for a console renderer that a daemon never uses.
@@ -30,6 +31,11 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 def get_logger(**fields: object) -> Logger:
     """Give a logger that adds `fields` to each of its events."""
     return cast("Logger", structlog.get_logger(**fields))
+
+
+def bound(**fields: object) -> AbstractContextManager[None]:
+    """Add `fields` to every event of this thread until the context ends."""
+    return cast("AbstractContextManager[None]", structlog.contextvars.bound_contextvars(**fields))
 
 
 def error_fields(error: BaseException) -> dict[str, object]:

@@ -1,0 +1,95 @@
+"""What the health stream tells the kubelet: one line a device, and a feed that wakes whoever streams it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from dra.inventory.model import Inventory
+from dra.inventory.names import GpuName, MigName, parse_device_name
+
+HealthState = Literal["Healthy", "Unhealthy", "Unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCondition:
+    """The state of one published device. `message` is shown in the status of pods that hold it."""
+
+    pool: str
+    device: str
+    state: HealthState = "Healthy"
+    message: str = ""
+
+
+def plan_conditions(
+    inventory: Inventory, *, pool: str, devices: Iterable[str]
+) -> tuple[DeviceCondition, ...]:
+    """Give the condition of each published device, in order of names.
+
+    A GPU that the scan could not fully read is unhealthy with the scan's reason, and so are its partitions; one
+    that is published and no longer found is too.
+    """
+    reasons = {gpu.minor: gpu.unusable for gpu in inventory.gpus}
+    return tuple(_condition(pool, name, reasons) for name in sorted(devices))
+
+
+def _condition(pool: str, device: str, reasons: dict[int, str]) -> DeviceCondition:
+    parsed = parse_device_name(device)
+    if not isinstance(parsed, GpuName | MigName):
+        return DeviceCondition(pool, device, "Unknown", "the device has no name of this driver")
+    reason = reasons.get(parsed.minor, f"GPU {parsed.minor} is not found on the node")
+    return DeviceCondition(pool, device, "Unhealthy" if reason else "Healthy", reason)
+
+
+class HealthFeed:
+    """The current conditions and a way to wait for their change. All methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._version = 0
+        self._conditions: tuple[DeviceCondition, ...] = ()
+        self._closed = False
+
+    def publish(self, conditions: tuple[DeviceCondition, ...]) -> None:
+        """Replace the conditions; wakes the waiting ones if anything differs."""
+        with self._changed:
+            if conditions != self._conditions:
+                self._conditions = conditions
+                self._version += 1
+                self._changed.notify_all()
+
+    def current(self) -> tuple[int, tuple[DeviceCondition, ...]]:
+        """Give the version and the conditions."""
+        with self._changed:
+            return self._version, self._conditions
+
+    def wait(
+        self, *, seen: int, timeout_seconds: float, gone: Callable[[], bool] = lambda: False
+    ) -> tuple[int, tuple[DeviceCondition, ...]]:
+        """Wait until the version differs from `seen`, the feed is closed, `gone()` holds or the time is over.
+
+        Whoever makes `gone` true calls `wake` afterwards.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._version != seen or self._closed or gone(), timeout=timeout_seconds
+            )
+            return self._version, self._conditions
+
+    def wake(self) -> None:
+        """Make the waiting ones look again (a client went away)."""
+        with self._changed:
+            self._changed.notify_all()
+
+    @property
+    def closed(self) -> bool:
+        """Whether streams must end."""
+        return self._closed
+
+    def close(self) -> None:
+        """End all streams."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()

@@ -1,0 +1,92 @@
+"""The kubelet's side of one instance: both sockets, in the order in which they start and stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import grpc
+
+from dra.health.feed import HealthFeed
+from dra.plugin.health_service import HealthService
+from dra.plugin.prepare_service import Engine, PrepareService, new_pool
+from dra.plugin.registration import Registration
+from dra.plugin.server import SocketGuard, UnixServer, build_server
+from dra.plugin.sockets import SocketPaths, find_sockets_of, remove_stale
+from dra.telemetry.log import get_logger
+
+log = get_logger()
+
+# Longer than no prepare call runs: the kubelet gives up after 45 seconds.
+STOP_GRACE_SECONDS = 40.0
+
+
+class Endpoint:
+    """Serves one instance of the driver to the kubelet.
+
+    Args:
+        driver: the driver's name.
+        sockets: where to serve.
+        engine: prepares claims.
+        feed: what the health stream says.
+        on_status: told what the kubelet answers to the registration.
+    """
+
+    def __init__(
+        self,
+        driver: str,
+        *,
+        sockets: SocketPaths,
+        engine: Engine,
+        feed: HealthFeed,
+        on_status: Callable[[bool, str], None] = lambda _accepted, _error: None,
+    ) -> None:
+        self.sockets = sockets
+        self._driver = driver
+        self._feed = feed
+        self._prepare = PrepareService(engine)
+        self._health = HealthService(feed)
+        self._registration = Registration(driver, endpoint=sockets.service, on_status=on_status)
+        self._pool = new_pool()
+        self._service_server = UnixServer(sockets.service, driver=driver, build=self._build_service)
+        self._registration_server = self._registration.server(sockets.registration)
+        self._guard = SocketGuard((self._service_server, self._registration_server))
+
+    def start(self) -> None:
+        """Remove what dead instances left, serve, then register. Never waits for anything else.
+
+        A directory that is missing is not an error: the guard serves there as soon as it exists.
+        """
+        self.sockets.service.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        left = find_sockets_of(
+            self._driver,
+            plugins_dir=self.sockets.service.parent.parent,
+            registry_dir=self.sockets.registration.parent,
+        )
+        for path in remove_stale(left):
+            log.info("stale_socket_removed", path=str(path))
+        self._guard.open_all()
+        self._guard.start()
+
+    def stop(self, *, grace_seconds: float = STOP_GRACE_SECONDS) -> bool:
+        """Take leave of the kubelet: no new registration, streams end, calls in flight finish.
+
+        Gives whether all calls ended within the grace period.
+        """
+        self._guard.stop()
+        registration = self._registration_server.close(grace_seconds=1.0)
+        self._feed.close()
+        service = self._service_server.close(grace_seconds=grace_seconds)
+        finished = service.wait(timeout=grace_seconds + 1.0)
+        registration.wait(timeout=2.0)
+        self._registration.shut()
+        self._health.shut()
+        self._pool.shutdown(wait=False)
+        return finished
+
+    @property
+    def present(self) -> bool:
+        """Whether both socket files lead to this instance."""
+        return self._service_server.present and self._registration_server.present
+
+    def _build_service(self) -> grpc.Server:
+        return build_server((*self._prepare.methods(), *self._health.methods()), pool=self._pool)

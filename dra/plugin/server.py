@@ -1,0 +1,224 @@
+"""gRPC servers on unix sockets that appear only when they answer, and are removed only by their owner.
+
+The C core binds over a living socket of another process without a word, and removes whatever stands at its path
+when it stops. So each server binds under a hidden name, starts, and is then renamed into place.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from dra.errors import HostError
+from dra.pb.services import Method
+from dra.plugin.sockets import hidden_path, inode_of, refuses, unlink_own
+from dra.telemetry.log import get_logger
+
+log = get_logger()
+
+# A prepare request names the claims of one pod: a mebibyte holds thousands.
+MAX_MESSAGE_BYTES = 1 << 20
+# The kubelet keeps one connection with one call per starting pod and one health stream.
+MAX_STREAMS_PER_CONNECTION = 64
+MAX_CONCURRENT_CALLS = 128
+# A client that connects and says nothing is dropped after this time.
+HANDSHAKE_TIMEOUT_MS = 5000
+
+SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.so_reuseport", 0),
+    # Python's own tracing of calls is not used; without it each call costs less.
+    ("grpc.enable_channelz", 0),
+)
+
+Behaviour = Callable[[Any, grpc.ServicerContext], Any]
+
+
+def build_server(methods: Iterable[tuple[Method, Behaviour]], *, pool: ThreadPoolExecutor) -> grpc.Server:
+    """Make a server of these methods, not yet bound nor started; `pool` runs all but behaviours with their own."""
+    server = grpc.server(
+        pool, options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS, compression=None
+    )
+    by_service: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {}
+    for method, behaviour in methods:
+        make: Any = (
+            grpc.unary_stream_rpc_method_handler
+            if method.response_streams
+            else grpc.unary_unary_rpc_method_handler
+        )
+        by_service.setdefault(method.service, {})[method.name] = make(
+            behaviour,
+            request_deserializer=method.request.FromString,
+            response_serializer=method.response.SerializeToString,
+        )
+    server.add_generic_rpc_handlers(
+        tuple(grpc.method_handlers_generic_handler(service, table) for service, table in by_service.items())
+    )
+    return server
+
+
+class UnixServer:
+    """One gRPC server at one path.
+
+    `build` makes a fresh server object for each binding: the C core cannot bind a second time. The methods may be
+    called from several threads.
+    """
+
+    def __init__(self, path: Path, *, driver: str, build: Callable[[], grpc.Server]) -> None:
+        self.path = path
+        self._driver = driver
+        self._build = build
+        self._lock = threading.Lock()
+        self._server: grpc.Server | None = None
+        self._inode: tuple[int, int] | None = None
+
+    def open(self) -> None:
+        """Serve at the path, replacing what stood there: when this returns, calls are answered.
+
+        An older server of this object finishes its calls for up to 40 seconds.
+
+        Raises:
+            HostError: DRA-SOCKET-BIND: the directory is missing or cannot be written, or something that is not a
+                socket stands at the path.
+        """
+        with self._lock:
+            older = self._server
+            self._server, self._inode = self._bind()
+        if older is not None:
+            older.stop(grace=40)
+
+    def _bind(self) -> tuple[grpc.Server, tuple[int, int] | None]:
+        hidden = hidden_path(self.path, self._driver)
+        _require_bindable(self.path)
+        server = self._build()
+        try:
+            server.add_insecure_port(f"unix:{hidden}")
+            hidden.chmod(0o600)
+            inode = inode_of(hidden)
+            server.start()
+            hidden.rename(self.path)
+        except (OSError, RuntimeError) as error:
+            server.stop(grace=0)
+            hidden.unlink(missing_ok=True)
+            raise HostError(
+                "DRA-SOCKET-BIND",
+                f"the socket {self.path} cannot be served: {error}",
+                remedy="Check that the directory is mounted into the pod and can be written.",
+                path=str(self.path),
+            ) from error
+        return server, inode
+
+    @property
+    def present(self) -> bool:
+        """Whether the path leads to this server: nobody removed or replaced the file."""
+        with self._lock:
+            return self._inode is not None and inode_of(self.path) == self._inode
+
+    def withdraw(self) -> None:
+        """Remove the socket file if it is ours; calls in flight and open connections go on."""
+        with self._lock:
+            unlink_own(self.path, self._inode)
+            self._inode = None
+
+    def close(self, *, grace_seconds: float) -> threading.Event:
+        """Remove the file, take no new calls, end the running ones after `grace_seconds`; the event says when."""
+        self.withdraw()
+        with self._lock:
+            server, self._server = self._server, None
+        if server is None:
+            done = threading.Event()
+            done.set()
+            return done
+        return server.stop(grace=grace_seconds)
+
+
+def _require_bindable(path: Path) -> None:
+    # The C core says only "failed to bind"; the reason would stand on stderr.
+    if not path.parent.is_dir():
+        reason = "its directory does not exist"
+    elif path.exists() and inode_of(path) is None:
+        reason = "something that is not a socket has this name"
+    else:
+        return
+    raise HostError(
+        "DRA-SOCKET-BIND",
+        f"the socket {path} cannot be served: {reason}",
+        remedy="Check the kubelet's root directory and the mounts of the pod.",
+        path=str(path),
+    )
+
+
+class SocketGuard:
+    """Re-creates the sockets of servers whose files vanish, in the order given.
+
+    A kubelet, or a careless cleaner, may empty the registry directory under a running plugin. Runs in its own
+    thread; `check` is one round.
+    """
+
+    def __init__(self, servers: Iterable[UnixServer], *, interval_seconds: float = 1.0) -> None:
+        self._servers = tuple(servers)
+        self._interval = interval_seconds
+        self._stop = threading.Event()
+        self._complained: set[Path] = set()
+        self._thread = threading.Thread(target=self._run, name="socket-guard", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; after this returns no socket is re-created."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def open_all(self) -> None:
+        """Serve for the first time, taking over names that others have; what cannot be opened is tried later."""
+        for server in self._servers:
+            if not self._open(server):
+                break  # the registration is never shown before the service
+
+    def check(self) -> list[Path]:
+        """Serve again where a file is missing or refuses; gives the paths that were re-created."""
+        made = []
+        for server in self._servers:
+            if server.present:
+                self._complained.discard(server.path)
+                continue
+            if inode_of(server.path) is not None and not refuses(server.path):
+                # Another instance without a pod UID took the name over and serves: two must not fight for it.
+                self._complain(server.path, "socket_taken_over")
+                continue
+            if not self._open(server):
+                break
+            log.info("socket_recreated", path=str(server.path))
+            made.append(server.path)
+        return made
+
+    def _open(self, server: UnixServer) -> bool:
+        try:
+            server.open()
+        except HostError as error:
+            self._complain(server.path, "socket_missing", error=str(error))
+            return False
+        return True
+
+    def _complain(self, path: Path, event: str, **fields: str) -> None:
+        if path not in self._complained:
+            self._complained.add(path)
+            log.warning(event, path=str(path), **fields)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval):
+            try:
+                self.check()
+            except Exception:
+                log.exception("socket_guard_failed")
