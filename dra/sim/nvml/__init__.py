@@ -1,0 +1,1 @@
+"""A simulated NVML that stands where the C library stands for pynvml."""
