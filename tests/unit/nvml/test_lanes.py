@@ -1,0 +1,131 @@
+import threading
+
+import pytest
+
+from dra.errors import DeviceError, DraError, StackError
+from dra.nvml.lanes import CallLanes, current_job
+
+
+@pytest.fixture
+def gate():
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+def hang(lanes, subject, gate):
+    with pytest.raises(DraError) as caught:
+        lanes.run(subject, lambda: gate.wait(30), deadline_seconds=0.02)
+    assert caught.value.code == "DRA-NVML-HUNG"
+    return caught.value
+
+
+def test_a_call_gives_its_result_and_raises_its_error():
+    lanes = CallLanes()
+    assert lanes.run("gpu", lambda: 41 + 1, deadline_seconds=5) == 42
+    with pytest.raises(KeyError):
+        lanes.run("gpu", lambda: {}["x"], deadline_seconds=5)
+    assert lanes.run("gpu", lambda: "still works", deadline_seconds=5) == "still works"
+
+
+def test_a_hung_gpu_is_named_and_refused_at_once_while_others_go_on(gate):
+    lanes = CallLanes()
+    error = hang(lanes, "0000:10:00.0", gate)
+    assert isinstance(error, DeviceError)
+    assert "0000:10:00.0" in error.message
+    assert error.retryable
+    ran = []
+    with pytest.raises(DeviceError, match="has not returned"):
+        lanes.run("0000:10:00.0", lambda: ran.append(1), deadline_seconds=30)
+    assert ran == []
+    assert lanes.run("0000:11:00.0", lambda: "fine", deadline_seconds=5) == "fine"
+    assert set(lanes.hung) == {"0000:10:00.0"}
+
+
+def test_the_library_itself_hanging_is_an_error_of_the_stack(gate):
+    assert isinstance(hang(CallLanes(), "nvml", gate), StackError)
+
+
+def test_a_gpu_is_used_again_when_its_hung_call_returns(gate):
+    recovered = threading.Event()
+    told = []
+    lanes = CallLanes(on_recovered=lambda subject: (told.append(subject), recovered.set()))
+    hang(lanes, "gpu", gate)
+    gate.set()
+    assert recovered.wait(5)
+    assert told == ["gpu"]
+    assert lanes.hung == {}
+    assert lanes.run("gpu", lambda: 1, deadline_seconds=5) == 1
+
+
+def test_a_gpu_with_two_hung_calls_recovers_with_the_second():
+    gates = [threading.Event(), threading.Event()]
+    recovered = threading.Event()
+    lanes = CallLanes(on_recovered=lambda subject: recovered.set())
+    errors = []
+
+    def caller(gate):
+        with pytest.raises(DraError) as caught:
+            lanes.run("gpu", lambda: gate.wait(30), deadline_seconds=0.3)
+        errors.append(caught.value.code)
+
+    threads = [threading.Thread(target=caller, args=(gate,)) for gate in gates]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == ["DRA-NVML-HUNG"] * 2
+    gates[0].set()
+    assert not recovered.wait(0.05)
+    assert "gpu" in lanes.hung
+    gates[1].set()
+    assert recovered.wait(5)
+
+
+def test_threads_are_bounded_however_many_gpus_hang(gate):
+    lanes = CallLanes(max_threads=3)
+    for number in range(3):
+        hang(lanes, f"gpu {number}", gate)
+    with pytest.raises(StackError, match="all 3 calls"):
+        lanes.run("another", lambda: 1, deadline_seconds=0.02)
+    assert lanes.thread_count == 3
+
+
+def test_many_calls_leave_few_threads_behind():
+    lanes = CallLanes()
+    results = lanes.run_each({str(i): (lambda i=i: i) for i in range(20)}, deadline_seconds=5)
+    assert results == {str(i): i for i in range(20)}
+    lanes.run("x", lambda: None, deadline_seconds=5)
+    deadline = threading.Event()
+    for _ in range(100):
+        if lanes.thread_count <= 3:
+            break
+        deadline.wait(0.02)
+    assert lanes.thread_count <= 3
+
+
+def test_of_many_calls_the_hung_one_alone_fails(gate):
+    lanes = CallLanes()
+    results = lanes.run_each(
+        {"a": lambda: 1, "b": lambda: gate.wait(30), "c": lambda: 3}, deadline_seconds=0.1
+    )
+    assert (results["a"], results["c"]) == (1, 3)
+    assert results["b"].code == "DRA-NVML-HUNG"
+
+
+def test_a_left_behind_call_knows_it_and_its_late_result_is_handed_on(gate):
+    lanes = CallLanes()
+    seen, late = [], threading.Event()
+
+    def call():
+        gate.wait(30)
+        seen.append(current_job().abandoned)
+        return "late"
+
+    with pytest.raises(DraError):
+        lanes.run(
+            "gpu", call, deadline_seconds=0.02, discard=lambda result: (seen.append(result), late.set())
+        )
+    gate.set()
+    assert late.wait(5)
+    assert seen == [True, "late"]
