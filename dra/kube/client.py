@@ -1,0 +1,475 @@
+"""The API server as the rest of the program sees it: verbs on plain JSON objects in the shape of v1.
+
+No typed models: they drop fields that a newer server added, so that writing back what was read loses them.
+Each call has its own time limit and raises `KubeError` only.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from dra.api.versions import GROUP, from_v1, to_v1
+from dra.errors import KubeError
+from dra.kube.clock import Clock, SystemClock, TokenBucket
+from dra.kube.connection import Connection, KubeOptions
+from dra.kube.failures import Call
+from dra.kube.negotiation import Negotiation
+from dra.kube.resources import RESOURCE_CLAIMS, Resource
+from dra.kube.stream import WatchEvent, WatchStream
+
+# For calls whose caller has no deadline of its own.
+DEFAULT_TIMEOUT_SECONDS = 10.0
+# Objects per page of a list.
+PAGE = 500
+
+Json = dict[str, Any]
+Answer = TypeVar("Answer")
+PatchKind = Literal["merge", "json"]
+_PATCH_TYPES = {"merge": "application/merge-patch+json", "json": "application/json-patch+json"}
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectList:
+    """The items of a list and the resource version from which to watch on."""
+
+    items: tuple[Json, ...]
+    resource_version: str
+
+
+class KubeClient:
+    """Verbs of the Kubernetes API. Thread-safe.
+
+    Args:
+        connection: the transport.
+        qps: requests per second on average from this process, 0 is no limit. Fetching a claim is never
+            delayed: a pod waits for it.
+        burst: requests at once before `qps` counts.
+        field_manager: the name under which this program's fields are managed.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        qps: float = 0.0,
+        burst: int = 0,
+        field_manager: str = "dra",
+        clock: Clock | None = None,
+    ) -> None:
+        self.field_manager = field_manager
+        self._connection = connection
+        self._clock = clock or SystemClock()
+        self._negotiation = Negotiation(self._get_json, clock=self._clock)
+        self._limit = TokenBucket(per_second=qps, burst=burst, clock=self._clock) if qps > 0 else None
+
+    @property
+    def host(self) -> str:
+        """URL of the API server, empty while it is not known."""
+        return self._connection.host
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def get(
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str | None = None,
+        *,
+        subresource: str = "",
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    ) -> Json:
+        """Give one object as the API server has it now."""
+        target = _Target("get", resource, name, namespace, subresource)
+        return self._object(target, "GET", timeout_seconds=timeout_seconds, free=resource is RESOURCE_CLAIMS)
+
+    def list(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+        resource_version: str = "",
+        page: int = PAGE,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    ) -> ObjectList:
+        """Give all objects, read page by page; without `namespace` those of all namespaces.
+
+        Raises:
+            KubeError: DRA-API-GONE if the list grew too old between two pages: start again.
+        """
+        target = _Target("list", resource, None, namespace)
+        query = _selectors(label_selector, field_selector)
+        if resource_version:
+            query["resourceVersion"] = resource_version
+        query["limit"] = str(page)
+        items: list[Json] = []
+        while True:
+            document, version = self._request(target, "GET", query=query, timeout_seconds=timeout_seconds)
+            found = document.get("items") or []
+            items.extend(_received(resource, item, version) for item in found)
+            metadata = document.get("metadata") or {}
+            if not metadata.get("continue"):
+                return ObjectList(tuple(items), str(metadata.get("resourceVersion") or ""))
+            # The server refuses a resourceVersion beside a continue token, which holds one.
+            query.pop("resourceVersion", None)
+            query["continue"] = metadata["continue"]
+
+    def watch(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        resource_version: str,
+        label_selector: str = "",
+        field_selector: str = "",
+        server_seconds: int = 300,
+        inactivity_seconds: float = 330.0,
+    ) -> WatchStream:
+        """Open a watch; it ends after `server_seconds`, or with DRA-API-TIMEOUT when nothing comes for so long.
+
+        The stream's `close` may be called from another thread and ends a blocking read at once.
+        """
+        target = _Target("watch", resource, None, namespace)
+        query = _selectors(label_selector, field_selector)
+        query |= {
+            "watch": "1",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(server_seconds),
+            "allowWatchBookmarks": "true",
+        }
+
+        def opening(version: str) -> WatchStream:
+            path = resource.path(version=version, namespace=namespace)
+            answer = self._connection.send(
+                target.call,
+                "GET",
+                path,
+                query=list(query.items()),
+                read_seconds=min(inactivity_seconds, DEFAULT_TIMEOUT_SECONDS),
+            )
+            return WatchStream(
+                answer,
+                call=target.call,
+                connection=self._connection,
+                received=lambda obj: _received(resource, obj, version),
+                inactivity_seconds=inactivity_seconds,
+            )
+
+        return self._negotiated(resource, opening)
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def create(
+        self,
+        resource: Resource,
+        body: Mapping[str, Any],
+        namespace: str | None = None,
+        *,
+        dry_run: bool = False,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    ) -> Json:
+        """Create an object and give it as stored."""
+        name = str((body.get("metadata") or {}).get("name") or "")
+        target = _Target("create", resource, None, namespace, shown_name=name)
+        return self._object(
+            target, "POST", body=body, query=self._writing(dry_run), timeout_seconds=timeout_seconds
+        )
+
+    def replace(
+        self,
+        resource: Resource,
+        name: str,
+        body: Mapping[str, Any],
+        namespace: str | None = None,
+        *,
+        subresource: str = "",
+        dry_run: bool = False,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    ) -> Json:
+        """Replace an object that was read before; with its resourceVersion a change in between is a conflict."""
+        target = _Target("update", resource, name, namespace, subresource)
+        return self._object(
+            target, "PUT", body=body, query=self._writing(dry_run), timeout_seconds=timeout_seconds
+        )
+
+    def patch(
+        self,
+        resource: Resource,
+        name: str,
+        body: Any,
+        namespace: str | None = None,
+        *,
+        kind: PatchKind = "merge",
+        subresource: str = "",
+        dry_run: bool = False,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    ) -> Json:
+        """Change some fields: JSON merge patch, or a JSON patch (its paths are those of the served version)."""
+        target = _Target("patch", resource, name, namespace, subresource)
+        return self._object(
+            target,
+            "PATCH",
+            body=body,
+            query=self._writing(dry_run),
+            content_type=_PATCH_TYPES[kind],
+            timeout_seconds=timeout_seconds,
+        )
+
+    def apply(
+        self,
+        resource: Resource,
+        name: str,
+        body: Mapping[str, Any],
+        namespace: str | None = None,
+        *,
+        subresource: str = "",
+        force: bool = True,
+        dry_run: bool = False,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    ) -> Json:
+        """Server-side apply: create the object, or own exactly the fields of `body`."""
+        target = _Target("patch", resource, name, namespace, subresource)
+        query = {**self._writing(dry_run), "force": "true" if force else "false"}
+        return self._object(
+            target,
+            "PATCH",
+            body={"kind": resource.kind, **body},
+            query=query,
+            content_type="application/apply-patch+yaml",
+            needs_version=True,
+            timeout_seconds=timeout_seconds,
+        )
+
+    def delete(
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str | None = None,
+        *,
+        uid: str | None = None,
+        resource_version: str | None = None,
+        grace_period_seconds: int | None = None,
+        dry_run: bool = False,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    ) -> None:
+        """Delete an object; with `uid` or `resource_version` only that very object (else DRA-API-CONFLICT)."""
+        target = _Target("delete", resource, name, namespace)
+        conditions = {"uid": uid, "resourceVersion": resource_version}
+        options = _delete_options(
+            {k: v for k, v in conditions.items() if v},
+            grace_period_seconds=grace_period_seconds,
+            dry_run=dry_run,
+        )
+        self._request(target, "DELETE", body=options, convert=False, timeout_seconds=timeout_seconds)
+
+    def delete_collection(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+        dry_run: bool = False,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    ) -> None:
+        """Delete all objects that the selectors choose."""
+        target = _Target("deletecollection", resource, None, namespace)
+        self._request(
+            target,
+            "DELETE",
+            query=_selectors(label_selector, field_selector),
+            body=_delete_options({}, grace_period_seconds=None, dry_run=dry_run),
+            convert=False,
+            timeout_seconds=timeout_seconds,
+        )
+
+    # -- the server --------------------------------------------------------------------------------
+
+    def server_version(self, *, refresh: bool = False) -> tuple[int, int]:
+        """Give (major, minor) of the API server, asked at most every ten minutes."""
+        return self._negotiation.server_version(refresh=refresh)
+
+    def git_version(self, *, refresh: bool = False) -> str:
+        """Give the API server's full version text."""
+        return self._negotiation.git_version(refresh=refresh)
+
+    def served_version(self, resource: Resource) -> str:
+        """Give the version in which this client speaks about `resource` with this server."""
+        return self._negotiation.version_for(resource)
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self._connection.close()
+
+    # -- one request -------------------------------------------------------------------------------
+
+    def _object(self, target: _Target, method: str, **options: Any) -> Json:
+        document, version = self._request(target, method, **options)
+        return _received(target.resource, document, version)
+
+    def _request(
+        self,
+        target: _Target,
+        method: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+        convert: bool = True,
+        needs_version: bool = False,
+        free: bool = False,
+        timeout_seconds: float,
+    ) -> tuple[Json, str]:
+        """Send, and give the answer's JSON with the API version it was asked in."""
+        resource = target.resource
+        if not free:
+            self._pace()
+
+        def sending(version: str) -> tuple[Json, str]:
+            sent = body
+            if convert and isinstance(body, Mapping):
+                sent = _sent(resource, body, version, needs_version=needs_version)
+            path = resource.path(
+                version=version, namespace=target.namespace, name=target.name, subresource=target.subresource
+            )
+            answer = self._exchange(
+                target.call,
+                method,
+                path,
+                query=list((query or {}).items()),
+                body=sent,
+                content_type=content_type,
+                read_seconds=timeout_seconds,
+            )
+            return answer, version
+
+        return self._negotiated(resource, sending)
+
+    def _negotiated(self, resource: Resource, act: Callable[[str], Answer]) -> Answer:
+        """Do `act(version)`; if the server stopped serving that version, once more with another."""
+        version = self._negotiation.version_for(resource)
+        try:
+            return act(version)
+        except KubeError as error:
+            if error.code != "DRA-API-NOT-SERVED" or len(resource.versions) == 1:
+                raise
+            self._negotiation.forget()
+            other = self._negotiation.version_for(resource)
+            if other == version:
+                raise
+            return act(other)
+
+    def _exchange(self, call: Call, method: str, path: str, **options: Any) -> Json:
+        """One round trip, repeated once where that is safe: stale token, kept connection that was closed."""
+        try:
+            return self._round_trip(call, method, path, **options)
+        except KubeError as error:
+            if error.code == "DRA-API-UNAUTHORIZED":
+                self._connection.refresh_credentials()
+            elif not (error.code == "DRA-API-INTERRUPTED" and method == "GET"):
+                raise
+        return self._round_trip(call, method, path, **options)
+
+    def _round_trip(self, call: Call, method: str, path: str, *, read_seconds: float, **options: Any) -> Json:
+        answer = self._connection.send(call, method, path, read_seconds=read_seconds, **options)
+        text = self._connection.read(call, answer, read_seconds=read_seconds)
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            raise _bad_answer(call, text) from error
+        if not isinstance(document, dict):
+            raise _bad_answer(call, text)
+        return document
+
+    def _get_json(self, call: Call, path: str) -> Json:
+        return self._exchange(call, "GET", path, read_seconds=DEFAULT_TIMEOUT_SECONDS)
+
+    def _pace(self) -> None:
+        if self._limit is not None and (seconds := self._limit.take()) > 0:
+            self._clock.wait(threading.Event(), seconds)
+
+    def _writing(self, dry_run: bool) -> dict[str, str]:
+        query = {"fieldManager": self.field_manager}
+        return {**query, "dryRun": "All"} if dry_run else query
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What a call is about, with the verb as RBAC has it."""
+
+    verb: str
+    resource: Resource
+    name: str | None
+    namespace: str | None
+    subresource: str = ""
+    shown_name: str = ""
+
+    @property
+    def call(self) -> Call:
+        plural = f"{self.resource.plural}/{self.subresource}" if self.subresource else self.resource.plural
+        name = self.name or self.shown_name
+        return Call(self.verb, plural, self.resource.group, name, self.namespace or "")
+
+
+def connect(
+    options: KubeOptions, *, qps: float = 0.0, burst: int = 0, field_manager: str = "dra"
+) -> KubeClient:
+    """Give a client; nothing is loaded or connected before its first call."""
+    return KubeClient(Connection(options), qps=qps, burst=burst, field_manager=field_manager)
+
+
+def each_event(stream: WatchStream) -> Iterator[WatchEvent]:
+    """Give the events of a watch and close it afterwards."""
+    try:
+        yield from stream
+    finally:
+        with suppress(Exception):
+            stream.close()
+
+
+def _selectors(label_selector: str, field_selector: str) -> dict[str, str]:
+    pairs = {"labelSelector": label_selector, "fieldSelector": field_selector}
+    return {key: value for key, value in pairs.items() if value}
+
+
+def _delete_options(
+    conditions: Mapping[str, Any], *, grace_period_seconds: int | None, dry_run: bool
+) -> Json:
+    options: Json = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+    if conditions:
+        options["preconditions"] = dict(conditions)
+    if grace_period_seconds is not None:
+        options["gracePeriodSeconds"] = grace_period_seconds
+    if dry_run:
+        options["dryRun"] = ["All"]
+    return options
+
+
+def _sent(resource: Resource, body: Mapping[str, Any], version: str, *, needs_version: bool) -> Json:
+    document = dict(body)
+    if needs_version or "apiVersion" in document:
+        document["apiVersion"] = resource.api_version(version)
+    if resource.group == GROUP:
+        return from_v1(document, version=version, kind=resource.kind)
+    return document
+
+
+def _received(resource: Resource, document: Json, version: str) -> Json:
+    if resource.group == GROUP and document.get("kind") != "Status":
+        return to_v1(document, version=version, kind=resource.kind)
+    return document
+
+
+def _bad_answer(call: Call, text: bytes) -> KubeError:
+    shown = text[:80].decode("utf-8", "replace")
+    return KubeError(
+        "DRA-API-BAD-ANSWER",
+        f"{call}: the answer is not a JSON object: {shown!r}",
+        remedy="Check that no proxy stands between this node and the API server.",
+    )

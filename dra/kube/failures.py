@@ -1,0 +1,207 @@
+"""What went wrong between us and the API server, as `KubeError`.
+
+Two translations: an HTTP answer that is not 2xx (or an ERROR event of a watch), and an exception of the
+transport. Source: Kubernetes API conventions, "Response Status Kind"; the exception classes are urllib3's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dra.errors import KubeError
+
+# API messages can quote whole objects; more than this helps nobody.
+MAX_MESSAGE = 600
+_RBAC = re.compile(r'User "(?P<user>[^"]+)" cannot (?P<verb>\S+) (?:resource "(?P<resource>[^"]+)"|path)')
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What was asked for: verb as RBAC writes it, and the object or collection."""
+
+    verb: str
+    resource: str
+    group: str = ""
+    name: str = ""
+    namespace: str = ""
+
+    def __str__(self) -> str:
+        """Give the sentence subject: `get resourceclaims.resource.k8s.io default/claim-1`."""
+        full = f"{self.resource}.{self.group}" if self.group else self.resource
+        place = f" {self.namespace}/{self.name}" if self.namespace and self.name else ""
+        if not place:
+            place = f" {self.name}" if self.name else (f" in {self.namespace}" if self.namespace else "")
+        return f"{self.verb} {full}{place}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One entry of a Status object's `details.causes`: the field path is in v1 terms."""
+
+    field: str
+    reason: str
+    message: str
+
+
+def failure_from_answer(call: Call, status: int, body: bytes, headers: Mapping[str, str]) -> KubeError:
+    """Give the error for an HTTP answer that is not 2xx."""
+    try:
+        document = json.loads(body)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict) or document.get("kind") != "Status":
+        text = body[:MAX_MESSAGE].decode("utf-8", "replace").strip()
+        document = {"message": text, "reason": "", "code": status}
+    return failure_from_status(call, document, status=status, retry_after=headers.get("Retry-After"))
+
+
+def failure_from_status(
+    call: Call, document: Mapping[str, Any], *, status: int = 0, retry_after: str | None = None
+) -> KubeError:
+    """Give the error that a Status object describes (the body of an answer, or an ERROR event of a watch)."""
+    code = status or int(document.get("code") or 0)
+    reason = str(document.get("reason") or "")
+    details = document.get("details")
+    details = details if isinstance(details, Mapping) else {}
+    text = " ".join(str(document.get("message") or f"HTTP {code}").split())[:MAX_MESSAGE]
+    seconds = _seconds(retry_after)
+    if seconds is None:
+        seconds = _seconds(details.get("retryAfterSeconds"))
+    slug, remedy, retryable = _meaning(call, code, reason, text=text, details=details)
+    return KubeError(
+        f"DRA-API-{slug}",
+        f"{call}: {text}" if text else f"{call}: HTTP {code}",
+        remedy=remedy,
+        retryable=retryable,
+        status=code,
+        reason=reason,
+        retry_after_seconds=seconds,
+        verb=call.verb,
+        resource=call.resource,
+        name=call.name,
+        causes=_causes(details),
+    )
+
+
+def _causes(details: Mapping[str, Any]) -> tuple[Cause, ...]:
+    causes = details.get("causes")
+    if not isinstance(causes, list):
+        return ()
+    return tuple(
+        Cause(str(c.get("field") or ""), str(c.get("reason") or ""), str(c.get("message") or ""))
+        for c in causes
+        if isinstance(c, Mapping)
+    )
+
+
+def _seconds(value: object) -> float | None:
+    """Read a Retry-After of seconds; the date form is not used by Kubernetes and is ignored."""
+    try:
+        seconds = float(str(value))
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < float("inf") else None
+
+
+def _meaning(
+    call: Call, code: int, reason: str, *, text: str, details: Mapping[str, Any]
+) -> tuple[str, str, bool]:
+    """Give slug, remedy and whether trying again can help."""
+    if code == 401:
+        return (
+            "UNAUTHORIZED",
+            "Check that the service account token (or the kubeconfig's user) is valid; it is read again at each try.",
+            True,
+        )
+    if code == 403:
+        return "FORBIDDEN", _forbidden_remedy(call, text), True
+    if code == 404:
+        if not details.get("name"):
+            return (
+                "NOT-SERVED",
+                f"Check that the API server serves {call.group or 'v1'} (kubectl api-versions); is DRA enabled?",
+                True,
+            )
+        return "NOT-FOUND", "", False
+    if code == 409:
+        return "CONFLICT", "", True
+    if code == 410 or reason == "Expired":
+        return "GONE", "", True
+    if code == 413:
+        return "TOO-LARGE", "The object is larger than the API server accepts; publish fewer devices.", False
+    if code == 422:
+        return "INVALID", "The fields named in the message break the API's rules.", False
+    if code == 429:
+        return "THROTTLED", "The API server asks for fewer requests; they are repeated after a pause.", True
+    if code == 504 or reason == "Timeout":
+        return "TIMEOUT", "The API server was too slow; the request is repeated.", True
+    if code == 503:
+        return "UNAVAILABLE", "Look at the health of the API server and of its webhooks.", True
+    if code >= 500 or code == 0:
+        return "INTERNAL", "Look at the API server's log.", True
+    return "BAD-REQUEST", "", False
+
+
+def _forbidden_remedy(call: Call, text: str) -> str:
+    match = _RBAC.search(text)
+    if match is None:
+        return (
+            "An admission policy or a namespace that is being deleted refused this; the message says which."
+        )
+    resource = match["resource"] or call.resource
+    group = f'API group "{call.group}"' if call.group else "the core API group"
+    return f'Give {match["user"]} the verb "{match["verb"]}" on "{resource}" in {group} (a rule of its ClusterRole).'
+
+
+def failure_from_exception(call: Call, error: BaseException, *, host: str) -> KubeError | None:
+    """Give the error for an exception of the transport, or None if it is not one of those."""
+    from urllib3 import exceptions as http
+
+    def failure(slug: str, text: str, remedy: str, *, refused: bool = False) -> KubeError:
+        return KubeError(
+            f"DRA-API-{slug}",
+            f"{call}: {text}",
+            remedy=remedy,
+            verb=call.verb,
+            resource=call.resource,
+            name=call.name,
+            refused=refused,
+        )
+
+    cause: BaseException = error
+    if isinstance(error, http.MaxRetryError) and error.reason is not None:
+        cause = error.reason
+    if isinstance(cause, (http.NewConnectionError, http.ConnectTimeoutError, http.ProxyError)):
+        refused = "refused" in str(cause).lower()
+        return failure(
+            "UNREACHABLE",
+            f"cannot connect to {host}: {_short(cause)}",
+            "Check that the API server runs and that this node reaches it; it is tried again.",
+            refused=refused,
+        )
+    if isinstance(cause, (http.ReadTimeoutError, TimeoutError)):
+        return failure(
+            "TIMEOUT", f"no answer from {host} in time", "Check the API server's load; it is tried again."
+        )
+    if isinstance(cause, (http.SSLError,)) or type(cause).__name__ == "SSLError":
+        return failure(
+            "TLS",
+            f"TLS with {host} failed: {_short(cause)}",
+            "Check the cluster's CA certificate and this node's clock.",
+        )
+    if isinstance(cause, (http.HTTPError, ConnectionError)):
+        return failure(
+            "INTERRUPTED", f"the connection to {host} broke: {_short(cause)}", "It is tried again."
+        )
+    return None
+
+
+def _short(error: BaseException) -> str:
+    text = str(error)
+    # urllib3 puts the repr of its connection object in front.
+    text = re.sub(r"^.*?(?:object at 0x[0-9a-f]+>|\)): ", "", text)
+    return " ".join(text.split())[:200] or type(error).__name__
