@@ -1,0 +1,96 @@
+"""One API call after routing: which resource, which object, how the answer should look."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from dra.sim.apiserver.exchange import Request
+from dra.sim.apiserver.negotiate import Wanted
+from dra.sim.apiserver.registry import Resource
+from dra.sim.apiserver.status import ApiFailure, Cause, bad_request, invalid, not_found
+
+Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Call:
+    """A routed request. `warnings` are sent with the answer."""
+
+    request: Request
+    resource: Resource
+    version: str
+    namespace: str
+    name: str
+    subresource: str
+    wanted: Wanted
+    user: str
+    warnings: list[str]
+
+    @property
+    def group_version(self) -> str:
+        """The apiVersion of the path."""
+        return self.resource.api_version(self.version)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Where the object is kept."""
+        return (self.namespace if self.resource.namespaced else "", self.name)
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The query parameters."""
+        return self.request.query
+
+    @property
+    def manager(self) -> str:
+        """The field manager: the parameter, else the first part of the user agent."""
+        named = self.query.get("fieldManager", "")
+        if named:
+            return named
+        agent = self.request.headers.get("user-agent", "")
+        return agent.partition("/")[0][:128] or "unknown"
+
+    def warn(self, text: str) -> None:
+        """Add a warning header."""
+        escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+        self.warnings.append(f'299 - "{escaped}"')
+
+    def not_found(self) -> ApiFailure:
+        """404 for this call's object."""
+        return not_found(self.resource.plural, self.resource.group, self.name)
+
+    def invalid(self, name: str, causes: list[Cause]) -> ApiFailure:
+        """422 for this call's kind."""
+        return invalid(self.resource.kind, self.resource.group, name, causes)
+
+
+def parse_int(text: str) -> int:
+    """Read a number of the query as the server does.
+
+    Raises:
+        ApiFailure: 400.
+    """
+    if re.fullmatch(r"[+-]?\d+", text, re.ASCII) is None:
+        raise bad_request(f'strconv.ParseInt: parsing "{text}": invalid syntax')
+    return int(text)
+
+
+def options_invalid(kind: str, *causes: Cause) -> ApiFailure:
+    """422 for query or body options (`ListOptions`, `DeleteOptions` …)."""
+    return invalid(kind, "meta.k8s.io", "", list(causes))
+
+
+def dry_run(call: Call, body: Json | None = None, *, kind: str) -> bool:
+    """Whether the call must not store anything.
+
+    Raises:
+        ApiFailure: 422 for a value other than `All`.
+    """
+    values = [call.query["dryRun"]] if "dryRun" in call.query else list((body or {}).get("dryRun") or [])
+    for value in values:
+        if value != "All":
+            detail = f'Unsupported value: ["{value}"]: supported values: "All"'
+            raise options_invalid(kind, Cause("FieldValueNotSupported", "dryRun", detail))
+    return bool(values)

@@ -1,0 +1,1 @@
+"""What is particular to a kind: defaults, what a client may not set, generation, validation."""

@@ -1,0 +1,144 @@
+"""The rules that hold for every kind unless its own module says otherwise."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dra.sim.apiserver.call import Call
+from dra.sim.apiserver.status import Cause
+
+Json = dict[str, Any]
+CelCheck = Callable[[str], str | None]
+
+
+@dataclass(slots=True)
+class Rules:
+    """What validation and defaulting need to know of the server."""
+
+    gates: Mapping[str, bool]
+    cel_check: CelCheck | None
+    now: Callable[[], str]
+    read: Callable[[str, tuple[str, str]], Json | None]
+    minor: int = 36
+
+    def on(self, gate: str) -> bool:
+        """Whether a feature gate is on."""
+        return bool(self.gates.get(gate, False))
+
+
+@dataclass(slots=True)
+class Strategy:
+    """How objects of one kind are created, changed and checked. Methods get the storage version.
+
+    `prepare_*` may change `new`, a private copy; `validate_*` give the findings in the server's order.
+    """
+
+    rules: Rules
+    generation: bool = False
+    create_on_put: bool = False
+    name_check: str = "subdomain"
+    ignore_for_generation: frozenset[str] = field(
+        default_factory=lambda: frozenset({"metadata", "status", "kind", "apiVersion"})
+    )
+
+    def prepare_create(self, new: Json, call: Call) -> None:
+        """Default, and drop what a client may not set."""
+        if "status" in call.resource.subresources:
+            self.reset_status(new)
+
+    def reset_status(self, new: Json) -> None:
+        """Forget the status of a new object."""
+        if "status" in new:
+            new["status"] = {}
+
+    def validate_create(self, new: Json, call: Call) -> list[Cause]:
+        """Find what is wrong with a new object."""
+        return []
+
+    def prepare_update(self, new: Json, old: Json, call: Call) -> None:
+        """Keep what the main resource may not change."""
+        if "status" in call.resource.subresources:
+            keep(new, old, "status")
+
+    def validate_update(self, new: Json, old: Json, call: Call) -> list[Cause]:
+        """Find what is wrong with a change."""
+        return []
+
+    def prepare_status(self, new: Json, old: Json, call: Call) -> None:
+        """Keep what the status subresource may not change."""
+        for key in [k for k in {*new, *old} if k not in {"metadata", "status", "kind", "apiVersion"}]:
+            keep(new, old, key)
+        meta = new["metadata"]
+        for key in ("labels", "annotations", "ownerReferences", "finalizers"):
+            keep(meta, old["metadata"], key)
+
+    def validate_status(self, new: Json, old: Json, call: Call) -> list[Cause]:
+        """Find what is wrong with a change of the status."""
+        return []
+
+    def warnings(self, new: Json, old: Json | None, call: Call) -> list[str]:
+        """Give warnings for the client."""
+        return []
+
+    def spec_of(self, obj: Json) -> Json:
+        """Give the part of an object whose changes move the generation."""
+        return {k: v for k, v in obj.items() if k not in self.ignore_for_generation}
+
+    def check_name(self, name: str, *, prefix: bool) -> str | None:
+        """Give what is wrong with a name (`prefix`: with a generateName), None if nothing is."""
+        text = name[:-1] + "a" if prefix and name.endswith("-") else name
+        if self.name_check == "label":
+            return dns_label_error(text)
+        if self.name_check == "path":
+            return path_segment_error(text)
+        return dns_subdomain_error(text)
+
+
+def keep(new: Json, old: Json, key: str) -> None:
+    """Put back what `old` has under `key`."""
+    if key in old:
+        new[key] = old[key]
+    else:
+        new.pop(key, None)
+
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", re.ASCII)
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
+
+SUBDOMAIN_TEXT = (
+    "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start "
+    "and end with an alphanumeric character (e.g. 'example.com', regex used for validation is "
+    r"'[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')"
+)
+LABEL_TEXT = (
+    "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end "
+    "with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is "
+    "'[a-z0-9]([-a-z0-9]*[a-z0-9])?')"
+)
+
+
+def dns_subdomain_error(text: str, *, limit: int = 253) -> str | None:
+    """Give what is wrong with a DNS-1123 subdomain."""
+    if len(text) > limit:
+        return f"must be no more than {limit} characters"
+    return None if _SUBDOMAIN.fullmatch(text) else SUBDOMAIN_TEXT
+
+
+def dns_label_error(text: str) -> str | None:
+    """Give what is wrong with a DNS-1123 label."""
+    if len(text) > 63:
+        return "must be no more than 63 characters"
+    return None if _LABEL.fullmatch(text) else LABEL_TEXT
+
+
+def path_segment_error(text: str) -> str | None:
+    """Give what is wrong with a name that is only a path segment."""
+    if text in {".", ".."}:
+        return f"may not be '{text}'"
+    for bad in ("/", "%"):
+        if bad in text:
+            return f"may not contain '{bad}'"
+    return None

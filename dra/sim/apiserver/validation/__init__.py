@@ -1,0 +1,1 @@
+"""What the server refuses, with its field paths and reasons."""

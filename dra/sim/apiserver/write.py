@@ -1,0 +1,400 @@
+"""Verbs that change objects: create, update, patch, delete and delete-collection.
+
+Each runs under the storage lock from reading the old state to storing the new one, so that a patch never meets a
+conflict that its client did not cause.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import secrets
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dra.sim.apiserver import apply, bodies, deletion
+from dra.sim.apiserver.call import Call, dry_run, options_invalid
+from dra.sim.apiserver.convert import from_storage, to_storage
+from dra.sim.apiserver.decode import DecodeError, Findings, decode, parse_json, prune
+from dra.sim.apiserver.kinds.base import Strategy, keep
+from dra.sim.apiserver.patch import json_patch, merge_patch, strategic_patch
+from dra.sim.apiserver.schema import Type
+from dra.sim.apiserver.status import (
+    ApiFailure,
+    Cause,
+    already_exists,
+    bad_request,
+    conflict,
+    forbidden,
+    internal,
+    invalid,
+    not_found,
+)
+from dra.sim.apiserver.validation.meta import validate_meta, validate_meta_update
+
+if TYPE_CHECKING:
+    from dra.sim.apiserver.api import Api
+
+Json = dict[str, Any]
+
+# The alphabet of the server's random name suffixes: no vowels, nothing that looks like another character.
+_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
+_NAME_BASE = 58
+
+
+def create(api: Api, call: Call, body: Json) -> Json:
+    """Store a new object and give it (storage version).
+
+    Raises:
+        ApiFailure: 400, 403, 404 (namespace), 409, 422.
+    """
+    resource = call.resource
+    obj = to_storage(resource, call.version, body)
+    meta: Json = dict(obj.get("metadata") or {})
+    obj["metadata"] = meta
+    check_namespace(call, meta)
+    if call.name:
+        check_name(call, meta)
+        meta["name"] = call.name
+    dry = dry_run(call, kind="CreateOptions")
+    with api.storage.lock:
+        require_namespace(api, call, meta)
+        for name in ("uid", "resourceVersion", "selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"):
+            if name == "resourceVersion" and meta.get(name) not in (None, ""):
+                raise internal("resourceVersion should not be set on objects to be created")
+            meta.pop(name, None)
+        meta["uid"] = str(uuid.uuid4())
+        meta["creationTimestamp"] = api.now()
+        if not meta.get("name") and meta.get("generateName"):
+            meta["name"] = meta["generateName"][:_NAME_BASE] + "".join(
+                secrets.choice(_ALPHABET) for _ in range(5)
+            )
+        strategy = api.strategy(resource)
+        meta.pop("generation", None)
+        if strategy.generation:
+            meta["generation"] = 1
+        strategy.prepare_create(obj, call)
+        api.admit(call, obj, None)
+        causes = [
+            *validate_meta(obj, resource, strategy),
+            *strategy.validate_create(obj, call),
+        ]
+        if causes:
+            raise call.invalid(meta.get("name") or "", causes)
+        warn(strategy, obj, None, call)
+        obj = pruned(call, obj)
+        apply.track_create(api, call, obj)
+        key = (meta.get("namespace", "") if resource.namespaced else "", meta["name"])
+        existing = api.storage.get(resource.key, key)
+        if existing is not None:
+            gone = existing["metadata"].get("deletionTimestamp")
+            raise already_exists(
+                resource.plural,
+                resource.group,
+                meta["name"],
+                prefix="object is being deleted: " if gone else "",
+            )
+        return obj if dry else api.storage.put(resource.key, key, obj)
+
+
+def warn(strategy: Strategy, new: Json, old: Json | None, call: Call) -> None:
+    """Collect a strategy's warnings."""
+    for text in strategy.warnings(new, old, call):
+        call.warn(text)
+
+
+def pruned(call: Call, obj: Json) -> Json:
+    """Give the stored form without empty fields."""
+    ref = call.resource.versions.get(call.resource.storage) or _stored_ref(call)
+    return prune(obj, ref) if ref else obj
+
+
+def _stored_ref(call: Call) -> str:
+    if call.resource.store_as == "/events":
+        return "core_v1.Event"
+    if call.resource.group == "resource.k8s.io":
+        module = f"resource_{call.resource.storage}"
+        return f"{module}.{call.resource.kind}"
+    return ""
+
+
+def check_namespace(call: Call, meta: Json) -> None:
+    """Make the namespace of the object that of the path.
+
+    Raises:
+        ApiFailure: 400, they differ.
+    """
+    if not call.resource.namespaced:
+        meta.pop("namespace", None)
+        return
+    given = meta.get("namespace") or call.namespace
+    if given != call.namespace:
+        raise bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request"
+        )
+    meta["namespace"] = call.namespace
+
+
+def check_name(call: Call, meta: Json) -> None:
+    """Make sure that a body names the object of the path.
+
+    Raises:
+        ApiFailure: 400.
+    """
+    given = meta.get("name") or ""
+    if given and given != call.name:
+        raise bad_request(
+            f"the name of the object ({given}) does not match the name on the URL ({call.name})"
+        )
+
+
+def require_namespace(api: Api, call: Call, meta: Json) -> None:
+    """Refuse objects in namespaces that do not exist or are going away.
+
+    Raises:
+        ApiFailure: 404, 403.
+    """
+    if not call.resource.namespaced:
+        return
+    namespace = api.storage.get("/namespaces", ("", call.namespace))
+    if namespace is None:
+        raise not_found("namespaces", "", call.namespace)
+    if namespace["metadata"].get("deletionTimestamp"):
+        failure = forbidden(
+            call.resource.plural,
+            call.resource.group,
+            meta.get("name") or "",
+            f"unable to create new content in namespace {call.namespace} because it is being terminated",
+        )
+        assert failure.details is not None
+        failure.details["causes"] = [
+            {
+                "reason": "NamespaceTerminating",
+                "message": f"namespace {call.namespace} is being terminated",
+                "field": "metadata.namespace",
+            }
+        ]
+        raise failure
+
+
+Transform = Callable[[Json], Json]
+
+
+def update(
+    api: Api, call: Call, transform: Transform, *, kind: str, tracker: Any = None
+) -> tuple[Json, bool]:
+    """Change an object: `transform` makes the new state (request version) from the current one.
+
+    Gives the stored object and whether something was written.
+
+    Raises:
+        ApiFailure: 404, 409, 422.
+    """
+    resource = call.resource
+    dry = dry_run(call, kind=kind)
+    with api.storage.lock:
+        old = api.storage.get(resource.key, call.key)
+        if old is None:
+            raise call.not_found()
+        versioned = transform(from_storage(resource, call.version, old))
+        new = to_storage(resource, call.version, copy.deepcopy(versioned))
+        check_versions(call, new, old)
+        restore_meta(new, old)
+        strategy = api.strategy(resource)
+        if call.subresource == "status":
+            strategy.prepare_status(new, old, call)
+        else:
+            strategy.prepare_update(new, old, call)
+        api.admit(call, new, old)
+        causes = [*validate_meta(new, resource, strategy), *validate_meta_update(new, old)]
+        causes += (
+            strategy.validate_status(new, old, call)
+            if call.subresource == "status"
+            else strategy.validate_update(new, old, call)
+        )
+        if causes:
+            raise call.invalid(old["metadata"]["name"], causes)
+        warn(strategy, new, old, call)
+        new = pruned(call, new)
+        if (
+            strategy.generation
+            and call.subresource != "status"
+            and strategy.spec_of(new) != strategy.spec_of(old)
+        ):
+            new["metadata"]["generation"] = int(old["metadata"].get("generation") or 0) + 1
+        (tracker or apply.track_update)(api, call, new, old)
+        if same(new, old):
+            return old, False
+        if deletion.finished(new):
+            return (new, True) if dry else (api.storage.delete(resource.key, call.key, new) and new, True)
+        return (new, True) if dry else (api.storage.put(resource.key, call.key, new), True)
+
+
+def same(new: Json, old: Json) -> bool:
+    """Whether a write would change nothing: then the server does not write, and the version stays."""
+    return _without_version(new) == _without_version(old)
+
+
+def _without_version(obj: Json) -> Json:
+    meta = {k: v for k, v in obj["metadata"].items() if k != "resourceVersion"}
+    return {**obj, "metadata": meta}
+
+
+def check_versions(call: Call, new: Json, old: Json) -> None:
+    """Compare the version and UID that a body carries with the stored ones.
+
+    Raises:
+        ApiFailure: 409, 500 for a version that is no number.
+    """
+    meta = new.setdefault("metadata", {})
+    given = meta.get("resourceVersion") or ""
+    if given and not given.isdigit():
+        raise internal(f'strconv.ParseUint: parsing "{given}": invalid syntax')
+    if given and given != "0" and given != old["metadata"]["resourceVersion"]:
+        raise conflict(call.resource.plural, call.resource.group, old["metadata"]["name"])
+
+
+def restore_meta(new: Json, old: Json) -> None:
+    """Put back the metadata that only the server sets."""
+    meta, kept = new["metadata"], old["metadata"]
+    meta["resourceVersion"] = kept["resourceVersion"]
+    for key in ("creationTimestamp", "generation", "generateName"):
+        keep(meta, kept, key)
+    for key in ("uid", "name", "namespace"):
+        if not meta.get(key):
+            keep(meta, kept, key)
+    if "namespace" not in kept:
+        meta.pop("namespace", None)
+    for key in ("deletionTimestamp", "deletionGracePeriodSeconds"):
+        if meta.get(key) is None:
+            keep(meta, kept, key)
+    meta.pop("selfLink", None)
+
+
+def put(api: Api, call: Call) -> tuple[Json, bool]:
+    """Replace an object.
+
+    Raises:
+        ApiFailure: as `update`, and 400 for the body.
+    """
+    body = bodies.shape_body(call, bodies.parse_body(call))
+    meta = body.setdefault("metadata", {})
+    if not meta.get("name"):
+        raise bad_request(
+            'the name of the object ("" based on request.body) was undeterminable: name must be provided'
+            if False
+            else f"the name of the object () does not match the name on the URL ({call.name})"
+        )
+    check_name(call, meta)
+    if call.resource.namespaced:
+        check_namespace(call, meta)
+
+    def replaced(current: Json) -> Json:
+        given = meta.get("uid")
+        if given and given != current["metadata"]["uid"]:
+            why = (
+                f"Precondition failed: UID in precondition: {given}, "
+                f"UID in object meta: {current['metadata']['uid']}"
+            )
+            raise conflict(call.resource.plural, call.resource.group, call.name, why)
+        return body
+
+    if (
+        api.strategy(call.resource).create_on_put
+        and not call.subresource
+        and api.storage.get(call.resource.key, call.key) is None
+    ):
+        return create(api, call, body), True
+    return update(api, call, replaced, kind="UpdateOptions")
+
+
+def patch(api: Api, call: Call) -> tuple[Json, bool]:
+    """Apply a patch of any type; the second value says whether the object was made by it.
+
+    Raises:
+        ApiFailure: 400, 404, 409, 415, 422.
+    """
+    media = bodies.media_type(call)
+    if media == "application/apply-patch+yaml":
+        return apply.apply_patch(api, call)
+    kinds = {
+        "application/merge-patch+json": "merge",
+        "application/json-patch+json": "json",
+        "application/strategic-merge-patch+json": "strategic",
+    }
+    kind = kinds.get(media)
+    if kind is None or (kind == "strategic" and call.resource.custom is not None):
+        raise bodies.unsupported_media_type()
+    if "force" in call.query:
+        detail = "Forbidden: may not be specified for non-apply patch"
+        raise options_invalid("PatchOptions", Cause("FieldValueForbidden", "force", detail))
+    if api.storage.get(call.resource.key, call.key) is None:
+        raise call.not_found()
+    document = _patch_document(call, kind)
+
+    def patched(current: Json) -> Json:
+        if kind == "merge":
+            result = merge_patch(current, document)
+        elif kind == "json":
+            result = json_patch(current, document)
+        else:
+            ref = call.resource.versions[call.version]
+            result = strategic_patch(current, document, Type("struct", ref=ref) if ref else Type("any"))
+        return _reshape(call, result)
+
+    return update(api, call, patched, kind="PatchOptions")[0], False
+
+
+def _patch_document(call: Call, kind: str) -> Any:
+    try:
+        document = parse_json(call.request.body.decode("utf-8", "replace"))
+    except DecodeError as error:
+        raise bad_request(f"error decoding patch: {error}") from error
+    expected, go_type = (
+        (list, "[]handlers.jsonPatchOp") if kind == "json" else (dict, "map[string]interface {}")
+    )
+    if not isinstance(document, expected):
+        word = "array" if isinstance(document, list) else "object" if isinstance(document, dict) else "string"
+        raise bad_request(
+            f"error decoding patch: json: cannot unmarshal {word} into Go value of type {go_type}"
+        )
+    return document
+
+
+def _reshape(call: Call, result: Any) -> Json:
+    """Decode a patched object again; what does not fit is an invalid patch.
+
+    Raises:
+        ApiFailure: 422, 400 for a changed name.
+    """
+    ref = call.resource.versions[call.version]
+    shown = json.dumps(result, separators=(",", ":"), sort_keys=True)
+
+    def bad(why: str) -> ApiFailure:
+        quoted = json.dumps(shown)
+        return invalid("", "", "", [Cause("FieldValueInvalid", "patch", f"Invalid value: {quoted}: {why}")])
+
+    if not isinstance(result, dict):
+        raise bad("json: cannot unmarshal array into Go value")
+    wanted = (call.resource.kind, call.group_version)
+    given = (result.get("kind"), result.get("apiVersion"))
+    if given != wanted:
+        if not given[0]:
+            raise bad("Object 'Kind' is missing in '" + shown + "'")
+        if call.resource.custom is not None:
+            raise bad_request(f"{given[1]}, Kind={given[0]} is not {wanted[1]}, Kind={wanted[0]}")
+        raise bad(f'no kind "{given[0]}" is registered for version "{given[1]}" {bodies._SCHEME}')
+    findings = Findings()
+    try:
+        shaped = decode(result, ref, findings) if ref else dict(result)
+    except DecodeError as error:
+        raise bad(str(error)) from error
+    strictness = call.query.get("fieldValidation") or "Warn"
+    if findings.problems and strictness == "Strict":
+        raise bad(f"strict decoding error: {', '.join(findings.problems)}")
+    if strictness != "Ignore":
+        for problem in findings.problems:
+            call.warn(problem)
+    check_name(call, shaped.get("metadata") or {})
+    return {**shaped, "kind": call.resource.kind, "apiVersion": call.group_version}
