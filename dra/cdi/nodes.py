@@ -1,0 +1,312 @@
+"""The device nodes a claim needs: their numbers of this moment, and making them where a fresh node has none.
+
+On a headless node nothing has opened the driver yet: /dev/nvidia* may be missing and nvidia-uvm not loaded, while NVML
+works. A spec without these nodes would start a pod that sees no GPU, so they are made (`nvidia-modprobe`, else mknod) or
+the prepare call fails and is retried.
+
+Numbers come from /proc/devices and the driver's rules at each call: the major of nvidia-uvm and nvidia-caps changes with
+every reload of the modules, and a node on disk may be older than that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Lock
+
+from dra.cdi.model import DeviceNode, GpuNodes
+from dra.errors import StackError
+from dra.host.driver_lists import BINARY_DIRS, LIBRARY_DIRS
+from dra.host.paths import HostPaths, join_root
+from dra.host.pci import drm_nodes
+from dra.host.proc import FRONTEND_NAMES, device_majors
+from dra.host.rooted import resolve_inside
+from dra.telemetry.log import get_logger
+from dra.values import PciAddress
+
+_MODPROBE_SECONDS = 20.0
+_DRM_MAJOR = 226
+# What a tree made without the right to mknod holds instead of a node.
+_STAND_IN = re.compile(r"simulated-device c (\d+) (\d+) gid (\d+)", re.ASCII)
+
+# (arguments, environment, seconds) -> exit status, 127 where it could not be run.
+Runner = Callable[[Sequence[str], Mapping[str, str], float], int]
+_log = get_logger(room="cdi")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRule:
+    """A node the driver may have: its path below the dev root, the drivers whose major it has, its minor."""
+
+    path: str
+    drivers: tuple[str, ...]
+    minor: int
+    required: bool = True
+    mode: int = 0o666
+    default_major: int | None = None
+
+
+# Source: NVIDIA's open kernel modules (nvidia 255 and 254 are control and modeset, uvm 0 and 1).
+CONTROL_NODES = (
+    NodeRule("/dev/nvidia-modeset", ("nvidia-modeset", *FRONTEND_NAMES), 254, required=False),
+    NodeRule("/dev/nvidia-uvm", ("nvidia-uvm",), 0),
+    NodeRule("/dev/nvidia-uvm-tools", ("nvidia-uvm",), 1, required=False),
+    NodeRule("/dev/nvidiactl", ("nvidiactl", *FRONTEND_NAMES), 255),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimNodes:
+    """What a claim's containers get of /dev: the control nodes, and each GPU's by minor number."""
+
+    control: tuple[DeviceNode, ...]
+    gpus: dict[int, GpuNodes]
+
+
+def gpu_rule(minor: int) -> NodeRule:
+    """Give the rule of a GPU's own node."""
+    return NodeRule(f"/dev/nvidia{minor}", FRONTEND_NAMES, minor)
+
+
+def run_program(arguments: Sequence[str], environment: Mapping[str, str], seconds: float) -> int:
+    """Run a program without a shell and without input; give its exit status, 127 if it did not run or end in time."""
+    try:
+        done = subprocess.run(
+            list(arguments),
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=seconds,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        _log.warning("nvidia_modprobe_failed", program=arguments[0], error=str(error))
+        return 127
+    return done.returncode
+
+
+class NodeSource:
+    """Gives the nodes of claims, making what is missing. Safe for several threads; one makes nodes at a time."""
+
+    def __init__(self, paths: HostPaths, *, runner: Runner = run_program) -> None:
+        self._paths = paths
+        self._runner = runner
+        self._lock = Lock()
+
+    def get(self, gpus: Mapping[int, PciAddress]) -> ClaimNodes:
+        """Give the nodes for these GPUs (minor -> PCI address).
+
+        Raises:
+            StackError: DRA-DEVICE-NODE-MISSING: a required node is not there and could not be made.
+            HostError: DRA-HOST-PROC-DEVICES.
+        """
+        root = self._paths.dev_root()
+        rules = (*CONTROL_NODES, *(gpu_rule(minor) for minor in gpus))
+        found = self._look(rules, root)
+        missing = [rule for rule in rules if rule.required and rule.path not in found]
+        if missing:
+            with self._lock:
+                self._make(missing, root)
+                root = self._paths.dev_root()
+                found = self._look(rules, root)
+            still = [rule for rule in missing if rule.path not in found]
+            if still:
+                raise self._missing(still, root[1])
+        control = tuple(found[rule.path] for rule in CONTROL_NODES if rule.path in found)
+        nodes = {
+            minor: self._gpu_nodes(found[gpu_rule(minor).path], address, root)
+            for minor, address in gpus.items()
+        }
+        return ClaimNodes(control, nodes)
+
+    def _look(self, rules: Iterable[NodeRule], root: tuple[Path, str]) -> dict[str, DeviceNode]:
+        majors = device_majors(self._paths)
+        nodes = {rule.path: self._look_at(rule, majors, root) for rule in rules}
+        return {path: node for path, node in nodes.items() if node is not None}
+
+    def _look_at(
+        self, rule: NodeRule, majors: Mapping[str, int], root: tuple[Path, str]
+    ) -> DeviceNode | None:
+        """Give a node as a container must have it; None if it is not there or its driver is not loaded."""
+        seen = read_node(root[0], rule.path, stand_ins=self._paths.stand_in_nodes)
+        if seen is None:
+            return None
+        known = next((majors[name] for name in rule.drivers if name in majors), rule.default_major)
+        if known is None:
+            # A node whose driver has no major is left over from an earlier load: opening it gives ENXIO.
+            return None
+        host_path = "" if root[1] == "/" else join_root(root[1], rule.path)
+        mode = seen.mode or rule.mode
+        return replace(seen, major=known, minor=rule.minor, mode=mode, host_path=host_path)
+
+    def _gpu_nodes(self, node: DeviceNode, address: PciAddress, root: tuple[Path, str]) -> GpuNodes:
+        drm, links = [], []
+        for name in drm_nodes(self._paths, address):
+            number = int(name.lstrip("cardenD"))
+            rule = NodeRule(f"/dev/dri/{name}", (), number, mode=0o660, default_major=_DRM_MAJOR)
+            found = self._look_at(rule, {}, root)
+            if found is None:
+                # Listed by sysfs, made by udev a moment later or never: a GPU computes without it.
+                continue
+            drm.append(found)
+            suffix = "render" if name.startswith("r") else "card"
+            links.append((f"../{name}", f"/dev/dri/by-path/pci-{address}-{suffix}"))
+        return GpuNodes(node, tuple(drm), tuple(links))
+
+    def _make(self, missing: Sequence[NodeRule], root: tuple[Path, str]) -> None:
+        """Make nodes: by the driver's own program, and what it leaves out by mknod."""
+        if not may_make_nodes(self._paths):
+            return
+        if not self._paths.stand_in_nodes:
+            self._run_modprobe([rule.minor for rule in missing if rule == gpu_rule(rule.minor)])
+        majors = device_majors(self._paths)
+        view = self._paths.dev_root()[0]
+        for rule in missing:
+            if self._look_at(rule, majors, (view, root[1])) is None:
+                self._make_node(rule, majors, view)
+
+    def _run_modprobe(self, minors: Sequence[int]) -> None:
+        command = modprobe_command(self._paths, minors)
+        if command is None:
+            return
+        status = self._runner(command[0], command[1], _MODPROBE_SECONDS)
+        _log.info("nvidia_modprobe_ran", program=command[0][0], status=status)
+
+    def _make_node(self, rule: NodeRule, majors: Mapping[str, int], view: Path) -> None:
+        major = next((majors[name] for name in rule.drivers if name in majors), None)
+        if major is None:
+            return
+        mode, uid, gid = node_parameters(self._paths)
+        path = view / rule.path.lstrip("/")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if self._paths.stand_in_nodes:
+                path.write_text(f"simulated-device c {major} {rule.minor} gid {gid}\n", encoding="ascii")
+            else:
+                os.mknod(path, stat.S_IFCHR | mode, os.makedev(major, rule.minor))
+                os.chown(path, uid, gid)
+            path.chmod(mode)
+        except OSError as error:
+            _log.warning("device_node_not_made", node=str(path), error=error.strerror)
+            return
+        _log.info("device_node_made", node=str(path), major=major, minor=rule.minor)
+        link_by_number(view, rule.path, major, minor=rule.minor)
+
+    def _missing(self, rules: Sequence[NodeRule], dev_root: str) -> StackError:
+        names = [rule.path if dev_root == "/" else join_root(dev_root, rule.path) for rule in rules]
+        majors = device_majors(self._paths)
+        unloaded = sorted(
+            {rule.drivers[0] for rule in rules if not any(name in majors for name in rule.drivers)}
+        )
+        if unloaded:
+            why = f"the kernel module of {', '.join(unloaded)} is not loaded"
+            remedy = (
+                "Load it (modprobe nvidia-uvm, or nvidia-modprobe -u -c 0 on the node); the call is retried."
+            )
+        elif not may_make_nodes(self._paths):
+            why = "the driver was told not to make device nodes (ModifyDeviceFiles: 0)"
+            remedy = "Let udev make it, or load the nvidia module without NVreg_ModifyDeviceFiles=0."
+        else:
+            why = "it could not be made"
+            remedy = (
+                "Run nvidia-modprobe -u -c 0 on the node, or nvidia-smi once; the plugin has to be privileged and to "
+                "see the host's /dev. The call is retried."
+            )
+        what = (
+            f"the device node {names[0]} is"
+            if len(names) == 1
+            else f"the device nodes {', '.join(names)} are"
+        )
+        return StackError("DRA-DEVICE-NODE-MISSING", f"{what} missing and {why}", remedy=remedy, nodes=names)
+
+
+def read_node(root: Path, path: str, *, stand_ins: bool) -> DeviceNode | None:
+    """Give a character device below a dev root as it is on disk; None if there is none."""
+    view = str(root).rstrip("/") + path
+    try:
+        found = os.stat(view)  # noqa: PTH116 - at each prepare
+    except OSError:
+        return None
+    mode = stat.S_IMODE(found.st_mode) & 0o777
+    if stat.S_ISCHR(found.st_mode):
+        return DeviceNode(path, os.major(found.st_rdev), os.minor(found.st_rdev), mode=mode, gid=found.st_gid)
+    if not (stand_ins and stat.S_ISREG(found.st_mode)):
+        return None
+    with contextlib.suppress(OSError), open(view, encoding="ascii", errors="replace") as file:  # noqa: PTH123
+        if match := _STAND_IN.match(file.read(100)):
+            return DeviceNode(path, int(match[1]), int(match[2]), mode=mode, gid=int(match[3]))
+    # Any regular file will do; its own bits say nothing.
+    return DeviceNode(path, 0, 0, mode=0, gid=found.st_gid)
+
+
+def modprobe_command(paths: HostPaths, minors: Sequence[int]) -> tuple[list[str], dict[str, str]] | None:
+    """Give the call of the driver's own nvidia-modprobe that loads nvidia-uvm and makes the nodes: (arguments, environment).
+
+    None where the driver has no such program. A driver root with its own `dev` is entered with chroot, since the program
+    makes nodes below `/dev`; else it runs here with the root's libraries.
+
+    Source: nvidia-modprobe(1): -u loads and makes nvidia-uvm, -c a GPU's node.
+    """
+    root = str(paths.driver_root)
+    found = (resolve_inside(root, f"{directory}/nvidia-modprobe") for directory in BINARY_DIRS)
+    inside = next((path for path in found if path is not None), None)
+    if inside is None:
+        return None
+    flags = ["-u", "-c0", *(f"-c{minor}" for minor in dict.fromkeys(minors) if minor)]
+    environment = {"PATH": ":".join(BINARY_DIRS)}
+    if root == "/":
+        return [inside, *flags], environment
+    if (paths.driver_root / "dev").is_dir():
+        return ["chroot", root, inside, *flags], environment
+    libraries = [real for path in LIBRARY_DIRS if (real := resolve_inside(root, path)) not in (None, "/")]
+    environment["LD_LIBRARY_PATH"] = ":".join(dict.fromkeys(root + path for path in libraries if path))
+    return [root + inside, *flags], environment
+
+
+def may_make_nodes(paths: HostPaths) -> bool:
+    """Whether the driver's parameters leave device nodes to programs like us (ModifyDeviceFiles)."""
+    return _parameters(paths).get("ModifyDeviceFiles", 1) != 0
+
+
+def node_parameters(paths: HostPaths) -> tuple[int, int, int]:
+    """Give (mode, uid, gid) that the driver wants its nodes to have.
+
+    Source: /proc/driver/nvidia/params (NVreg_DeviceFileMode, _UID, _GID).
+    """
+    known = _parameters(paths)
+    mode = known.get("DeviceFileMode", 0o666) & 0o777
+    return mode, known.get("DeviceFileUID", 0), known.get("DeviceFileGID", 0)
+
+
+def missing_char_links(paths: HostPaths, nodes: Iterable[DeviceNode]) -> tuple[str, ...]:
+    """Give the links `/dev/char/<major>:<minor>` that are not there.
+
+    Without them systemd forgets a container's rule for the node at the next daemon-reload (runc#3708), and the
+    container loses its GPU.
+    """
+    wanted = [f"/dev/char/{node.major}:{node.minor}" for node in nodes]
+    return tuple(path for path in wanted if not os.path.lexists(f"{paths.dev.parent}{path}"))
+
+
+def link_by_number(root: Path, path: str, major: int, *, minor: int) -> None:
+    """Make `/dev/char/<major>:<minor>` for a node; without it all still works until systemd reloads."""
+    link = root / f"dev/char/{major}:{minor}"
+    with contextlib.suppress(OSError):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(f"..{path.removeprefix('/dev')}")
+
+
+def _parameters(paths: HostPaths) -> dict[str, int]:
+    try:
+        text = (paths.proc / "driver/nvidia/params").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {key.strip(): int(value) for key, _, value in pairs if value.strip().isdigit()}

@@ -1,0 +1,194 @@
+"""Renders a claim's spec from the node as it is at this moment.
+
+What changes seldom is kept (the driver's files and the edits that follow from them), what may have changed since the
+last call is looked at each time: majors, nodes, the hook program, and one lstat for each file that will be mounted. An
+engine refuses a container when a mount's source is missing, and says so to nobody who could act.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dra.cdi.edits import build_claim_spec, spec_of_common_edits
+from dra.cdi.exposure import CommonEdits, common_edits
+from dra.cdi.files import SpecFiles
+from dra.cdi.hook import find_hook
+from dra.cdi.model import CdiDevice, CdiOptions, NodeFiles, SpecDict, WantedDevice
+from dra.cdi.nodes import ClaimNodes, NodeSource, Runner, run_program
+from dra.cdi.spec import check, kind_of
+from dra.errors import ConfigError, StackError
+from dra.host.driver_files import DriverCatalog, DriverFiles
+from dra.host.driver_lists import CAPABILITIES, DEFAULT_CAPABILITIES
+from dra.host.paths import HostPaths, strip_root
+from dra.telemetry.log import get_logger
+
+_log = get_logger(room="cdi")
+# Without these a container has no CUDA, or no NVML.
+_REQUIRED = ("libcuda.so.", "libnvidia-ml.so.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """The edits that follow from a driver's files and the hook program, both as they were found."""
+
+    driver: DriverFiles
+    hook_path: str
+    common: CommonEdits
+
+
+class CdiRenderer:
+    """Gives the CDI specs of claims on one node. Safe for several threads."""
+
+    def __init__(
+        self, paths: HostPaths, options: CdiOptions | None = None, *, runner: Runner = run_program
+    ) -> None:
+        self._paths = paths
+        self._options = options or CdiOptions()
+        self._catalog = DriverCatalog(paths, capabilities=self._options.capabilities)
+        self._nodes = NodeSource(paths, runner=runner)
+        self._files = SpecFiles(paths.cdi_root, driver=self._options.driver)
+        self._edits: _Kept | None = None
+        self._warned: set[str] = set()
+
+    @property
+    def files(self) -> SpecFiles:
+        """The files that hold the specs."""
+        return self._files
+
+    def render(self, claim_uid: str, devices: Sequence[WantedDevice], *, driver_version: str) -> SpecDict:
+        """Give the spec of a claim. About 1 ms while the driver's directories stay as they are.
+
+        `driver_version` is NVML's text; empty where no NVML answers: then the loaded module's counts.
+
+        Raises:
+            StackError: DRA-DRIVER-LIBRARIES-MISSING, DRA-DRIVER-VERSION-MISMATCH, DRA-DEVICE-NODE-MISSING,
+                DRA-CDI-HOOK-MISSING, DRA-DRIVER-FILE-GONE: retryable, nothing is kept.
+            BugError: DRA-CDI-INVALID: what was made breaks the rules of the specification.
+            HostError: /proc cannot be read.
+        """
+        wanted = [_as_cdi_device(device) for device in devices]
+        # Nodes first: making them loads the modules, which fills in the driver's version.
+        nodes = self._nodes.get({device.gpu_minor: device.pci_address for device in wanted})
+        kept = self._present_edits(driver_version)
+        spec = build_claim_spec(
+            claim_uid=claim_uid,
+            devices=wanted,
+            node=self._node_files(kept.driver, nodes, kept.hook_path),
+            options=self._options,
+            common=kept.common,
+        )
+        # Mounts and hooks were checked when they were made; they are most of it.
+        small = {key: spec["containerEdits"].get(key, []) for key in ("env", "deviceNodes")}
+        check({**spec, "containerEdits": small})
+        return spec
+
+    def needs_rewrite(self, path: Path, spec: Mapping[str, Any]) -> bool:
+        """Whether the file at `path` is missing or is not this spec.
+
+        Raises:
+            HostError: it is there and cannot be read.
+        """
+        return self._files.needs_rewrite(path, spec)
+
+    def _present_edits(self, driver_version: str) -> _Kept:
+        """Give the driver's files and edits of which every mount source was just seen."""
+        kept = self._kept_edits(driver_version)
+        gone = self._gone(kept.common)
+        if gone:
+            # The directories looked unchanged, or changed between the two looks: look for the files once more.
+            self._catalog.forget()
+            kept = self._kept_edits(driver_version)
+            gone = self._gone(kept.common)
+        lost = sorted(path for path in gone if path.rpartition("/")[2].startswith(_REQUIRED))
+        if lost:
+            raise StackError(
+                "DRA-DRIVER-FILE-GONE",
+                f"{lost[0]} was there a moment ago and is gone",
+                remedy="The driver is being installed or removed; the call is retried.",
+                path=lost[0],
+            )
+        if gone:
+            _log.warning("driver_files_gone", files=sorted(gone)[:5])
+            left = tuple(mount for mount in kept.common.mounts if mount.host_path not in gone)
+            return replace(kept, common=replace(kept.common, mounts=left))
+        return kept
+
+    def _kept_edits(self, driver_version: str) -> _Kept:
+        driver = self._catalog.get(driver_version)
+        hook_path = self._hook_path()
+        kept = self._edits
+        if kept is not None and kept.driver is driver and kept.hook_path == hook_path:
+            return kept
+        node = self._node_files(driver, ClaimNodes((), {}), hook_path)
+        kept = _Kept(driver, hook_path, common_edits(node, self._options))
+        check(spec_of_common_edits(kept.common, kind_of(self._options.driver)))
+        self._edits = kept
+        return kept
+
+    def _node_files(self, driver: DriverFiles, nodes: ClaimNodes, hook_path: str) -> NodeFiles:
+        return NodeFiles(
+            driver=driver,
+            driver_root_host=self._paths.driver_root_host,
+            control_nodes=nodes.control,
+            gpus=nodes.gpus,
+            hook_path=hook_path,
+        )
+
+    def _hook_path(self) -> str:
+        if self._options.exposure not in ("auto", "hooks"):
+            return ""
+        found = find_hook(self._paths, self._options.hook_path)
+        wanted = self._options.hook_path
+        if wanted and not found and wanted not in self._warned:
+            self._warned.add(wanted)
+            _log.warning("cdi_hook_not_found", path=wanted, exposure=self._options.exposure)
+        return found
+
+    def _gone(self, common: CommonEdits) -> set[str]:
+        """Give the sources of mounts that this process does not see; each is looked at once."""
+        root = str(self._paths.driver_root).rstrip("/")
+        gone = set()
+        for source in {mount.host_path for mount in common.mounts}:
+            inside = strip_root(source, self._paths.driver_root_host)
+            try:
+                os.lstat(f"{root}{inside}")
+            except OSError:
+                gone.add(source)
+        return gone
+
+
+def parse_capabilities(text: str) -> frozenset[str]:
+    """Read `--driver-capabilities`: names with commas, `all`, or empty for the default.
+
+    Raises:
+        ConfigError: DRA-DRIVER-CAPABILITIES.
+    """
+    names = {name.strip() for name in text.split(",") if name.strip()}
+    if not names:
+        return DEFAULT_CAPABILITIES
+    if names == {"all"}:
+        return CAPABILITIES
+    unknown = sorted(names - CAPABILITIES)
+    if unknown:
+        raise ConfigError(
+            "DRA-DRIVER-CAPABILITIES",
+            f"unknown driver capability {', '.join(unknown)}",
+            remedy=f"Use {', '.join(sorted(CAPABILITIES))}, or all.",
+        )
+    return frozenset(names)
+
+
+def _as_cdi_device(device: WantedDevice) -> CdiDevice:
+    if isinstance(device, CdiDevice):
+        return device
+    return CdiDevice(
+        name=device.name,
+        gpu_minor=device.gpu_minor,
+        pci_address=device.pci_address,
+        share_id=device.share_id,
+        admin=device.admin,
+    )

@@ -1,0 +1,368 @@
+"""The files of an NVIDIA driver: libraries, programs, firmware, sockets and configuration under a driver root.
+
+`find_driver_files` looks; `DriverCatalog` keeps what was found for as long as the directories do not change. Nothing
+that is incomplete is ever kept: a node whose driver is just being installed is looked at again on the next call.
+
+Source: the discovery of NVIDIA's container toolkit, described in the CDI fact sheet; differences are said where they are.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from posixpath import basename, dirname
+from threading import Lock
+
+from dra.errors import StackError
+from dra.host.driver_lists import (
+    ALWAYS_NAMED,
+    BINARIES,
+    BINARY_DIRS,
+    CAPABILITIES,
+    COMPUTE,
+    CONFIG_FILES,
+    COS_FIRMWARE_DIR,
+    DISPLAY,
+    LIBRARY_CAPABILITIES,
+    RUN_DIRS,
+    SOCKETS,
+    UTILITY,
+    XORG_DIRS,
+)
+from dra.host.driver_search import RootSearch, is_executable
+from dra.host.elf import ElfFacts, read_elf
+from dra.host.paths import HostPaths, strip_root
+from dra.host.proc import kernel_driver_version
+
+# A directory that changed this recently may change again within the same tick of its clock.
+_SETTLED_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A library: `path` is the real file inside the driver root, `names` the other file names it must be found by.
+
+    `names` holds its SONAME (first, if it has one) and the links that stand beside it; `subdir` is the place below a
+    library directory in which the loader's users expect it (`vdpau`, `nvidia/xorg`), empty for most.
+    """
+
+    path: str
+    names: tuple[str, ...]
+    subdir: str
+    capabilities: frozenset[str]
+
+    @property
+    def file_name(self) -> str:
+        """The real file's own name."""
+        return basename(self.path)
+
+    @property
+    def stem(self) -> str:
+        """`nvidia-ml` of `libnvidia-ml.so.580.95.05`."""
+        return library_stem(self.file_name)
+
+
+@dataclass(frozen=True, slots=True)
+class DriverFile:
+    """Any other file: `path` is the real one inside the driver root, `container_path` where a program looks for it."""
+
+    path: str
+    container_path: str
+    capabilities: frozenset[str]
+    is_socket: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DriverFiles:
+    """All that was found under one driver root, ordered by path.
+
+    `machine` is uname's word for what the libraries are for, `library_dirs` the real directories that hold them.
+    """
+
+    version: str
+    machine: str
+    library_dirs: tuple[str, ...]
+    libraries: tuple[Library, ...]
+    binaries: tuple[DriverFile, ...]
+    firmware: tuple[DriverFile, ...]
+    sockets: tuple[DriverFile, ...]
+    configuration: tuple[DriverFile, ...]
+    searched: tuple[str, ...] = ()
+    watched: tuple[str, ...] = ()
+
+
+def find_driver_files(
+    paths: HostPaths, version: str, *, capabilities: frozenset[str] = CAPABILITIES
+) -> DriverFiles:
+    """Look for the files of the driver of this version (NVML's text; empty: the loaded module's, else the library's).
+
+    Raises:
+        StackError: DRA-DRIVER-LIBRARIES-MISSING: no libcuda (for compute) or libnvidia-ml (for utility); the text lists
+            what was searched. DRA-DRIVER-VERSION-MISMATCH: the libraries on disk are of another version.
+    """
+    search = RootSearch(str(paths.driver_root))
+    machine = os.uname().machine
+    version = version or kernel_driver_version(paths)
+    if not version:
+        version = next(iter(search.versions_on_disk(machine)), "")
+    directories = search.library_dirs(version, machine) if version else ()
+    if not directories:
+        raise _no_libraries(paths, search, version, machine)
+    libraries = _libraries(search, directories, version)
+    _require(paths, search, libraries, version, capabilities)
+    machine = _machine(search, libraries, directories) or machine
+    return DriverFiles(
+        version=version,
+        machine=machine,
+        library_dirs=directories,
+        libraries=libraries,
+        binaries=_binaries(search),
+        firmware=_firmware(paths, search, version),
+        sockets=_sockets(search, stand_ins=paths.stand_in_nodes),
+        configuration=_configuration(search),
+        searched=tuple(search.searched),
+        watched=tuple(search.watched),
+    )
+
+
+def library_stem(name: str) -> str:
+    """Give `cuda` of `libcuda.so.1`."""
+    return name.removeprefix("lib").partition(".so")[0]
+
+
+class DriverCatalog:
+    """Keeps the driver files of a root while its directories stay as they are. Safe for several threads.
+
+    A look costs some milliseconds, a look at the fingerprint (one stat for each of some thirty directories) 50 us.
+    """
+
+    def __init__(
+        self,
+        paths: HostPaths,
+        *,
+        capabilities: frozenset[str] = CAPABILITIES,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._paths = paths
+        self._capabilities = capabilities
+        self._wall_clock = wall_clock
+        self._lock = Lock()
+        self._kept: tuple[tuple[object, ...], DriverFiles] | None = None
+
+    def get(self, version: str) -> DriverFiles:
+        """Give the files of the driver of this version.
+
+        Raises:
+            StackError: as `find_driver_files`; nothing is kept then.
+        """
+        kept = self._kept
+        if kept is not None and kept[0] == self._fingerprint(version, kept[1].watched):
+            return kept[1]
+        with self._lock:
+            self._kept = None
+            found = find_driver_files(self._paths, version, capabilities=self._capabilities)
+            if not self._is_settled(found.watched):
+                return found
+            self._kept = (self._fingerprint(version, found.watched), found)
+            return found
+
+    def forget(self) -> None:
+        """Look again on the next call."""
+        self._kept = None
+
+    def _fingerprint(self, version: str, watched: tuple[str, ...]) -> tuple[object, ...]:
+        root = os.path.realpath(self._paths.driver_root)
+        return (version, root, *(_directory_state(directory) for directory in watched))
+
+    def _is_settled(self, watched: tuple[str, ...]) -> bool:
+        now = self._wall_clock()
+        changed = (_directory_state(directory) for directory in watched)
+        return all(state is None or abs(now - state[2] / 1e9) > _SETTLED_SECONDS for state in changed)
+
+
+def _directory_state(view: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(view)  # noqa: PTH116 - thirty at each prepare
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def _libraries(search: RootSearch, directories: Iterable[str], version: str) -> tuple[Library, ...]:
+    places = [(directory, "") for directory in directories]
+    for directory in directories:
+        base = directory.rstrip("/")
+        places.append((f"{base}/vdpau", "vdpau"))
+        places += [(f"{base}/{xorg}", "nvidia/xorg") for xorg in XORG_DIRS if not xorg.startswith("/")]
+    places += [(xorg, "nvidia/xorg") for xorg in XORG_DIRS if xorg.startswith("/")]
+    found: dict[str, Library] = {}
+    for place, subdir in places:
+        real = search.real(place)
+        if real is None:
+            continue
+        names = search.libraries_in(real, version)
+        if subdir == "nvidia/xorg" and "nvidia_drv.so" in search.list_dir(real):
+            names.append("nvidia_drv.so")
+        for name in names:
+            target = search.real(f"{real.rstrip('/')}/{name}")
+            if target is None or target in found or not stat.S_ISREG(search.kind(target)):
+                continue
+            facts = read_elf(search.view(target))
+            if facts is None or facts.bits == 64:
+                found[target] = _library(search, target, real, subdir, facts)
+    return tuple(found[path] for path in sorted(found))
+
+
+def _library(search: RootSearch, target: str, seen_in: str, subdir: str, facts: ElfFacts | None) -> Library:
+    file_name = basename(target)
+    stem = library_stem(file_name)
+    home = dirname(target) or "/"
+    names: dict[str, None] = {}
+    if facts is not None and facts.soname and "/" not in facts.soname:
+        names[facts.soname] = None
+    # Longer names first: libcuda.so.1 before libcuda.so. Links tell the SONAME where the file itself does not.
+    for directory in dict.fromkeys((home, seen_in)):
+        beside = [name for name in search.list_dir(directory) if name.startswith(f"lib{stem}.so")]
+        for name in sorted(beside, key=lambda name: (-len(name), name)):
+            if name not in names and search.real(f"{directory.rstrip('/')}/{name}") == target:
+                names[name] = None
+    names |= dict.fromkeys(ALWAYS_NAMED.get(stem, ()))
+    if subdir == "nvidia/xorg":
+        capabilities = frozenset({DISPLAY})
+    else:
+        capabilities = LIBRARY_CAPABILITIES.get(stem, CAPABILITIES)
+    names.pop(file_name, None)
+    return Library(target, tuple(names), subdir, capabilities)
+
+
+def _machine(search: RootSearch, libraries: tuple[Library, ...], directories: tuple[str, ...]) -> str:
+    for library in libraries:
+        if library.stem in ("cuda", "nvidia-ml"):
+            facts = read_elf(search.view(library.path))
+            if facts is not None:
+                return facts.machine
+    return next(
+        (name for name in ("aarch64", "x86_64") for path in directories if f"{name}-linux" in path), ""
+    )
+
+
+def _binaries(search: RootSearch) -> tuple[DriverFile, ...]:
+    found = []
+    for name, capabilities in BINARIES.items():
+        for directory in BINARY_DIRS:
+            at = f"{directory}/{name}"
+            real = search.find(at)
+            if real is not None and is_executable(search.kind(real)):
+                found.append(DriverFile(real, at, capabilities))
+                break
+    return tuple(found)
+
+
+def _firmware(paths: HostPaths, search: RootSearch, version: str) -> tuple[DriverFile, ...]:
+    release = os.uname().release
+    usual = [
+        f"/lib/firmware/updates/{release}",
+        "/lib/firmware/updates",
+        f"/lib/firmware/{release}",
+        "/lib/firmware",
+    ]
+    # A driver container tells the kernel where its firmware stands, in the host's spelling.
+    own = _firmware_class_path(paths)
+    inside = strip_root(own, paths.driver_root_host) if own else None
+    candidates = [path for path in (own, inside) if path and path.startswith("/")] + usual
+    for directory in (*candidates, COS_FIRMWARE_DIR):
+        place = f"{directory.rstrip('/')}/nvidia/{version}"
+        shown = "/lib/firmware" if directory == COS_FIRMWARE_DIR else directory.rstrip("/")
+        names = search.glob(place, "gsp*.bin")
+        found = [
+            DriverFile(real, f"{shown}/nvidia/{version}/{name}", CAPABILITIES)
+            for name in names
+            if (real := search.real(f"{place}/{name}")) is not None and stat.S_ISREG(search.kind(real))
+        ]
+        if found:
+            return tuple(found)
+    return ()
+
+
+def _firmware_class_path(paths: HostPaths) -> str:
+    try:
+        text = (paths.sys / "module/firmware_class/parameters/path").read_text(
+            encoding="utf-8", errors="replace"
+        )
+    except OSError:
+        return ""
+    return text.strip()
+
+
+def _sockets(search: RootSearch, *, stand_ins: bool) -> tuple[DriverFile, ...]:
+    found = []
+    for name in SOCKETS:
+        for directory in RUN_DIRS:
+            at = f"{directory}/{name}"
+            real = search.find(at)
+            mode = 0 if real is None else search.kind(real)
+            if real is not None and (stat.S_ISSOCK(mode) or (stand_ins and stat.S_ISREG(mode))):
+                found.append(DriverFile(real, at, frozenset({UTILITY, COMPUTE}), is_socket=True))
+                break
+    return tuple(found)
+
+
+def _configuration(search: RootSearch) -> tuple[DriverFile, ...]:
+    found: dict[str, DriverFile] = {}
+    for roots, pattern, container_root, capabilities in CONFIG_FILES:
+        below, _, name_pattern = pattern.rpartition("/")
+        for root in roots:
+            place = f"{root.rstrip('/')}/{below}"
+            for name in search.glob(place, name_pattern):
+                at = f"{container_root or root}/{below}/{name}"
+                real = search.real(f"{place}/{name}")
+                if at not in found and real is not None and stat.S_ISREG(search.kind(real)):
+                    found[at] = DriverFile(real, at, capabilities)
+    return tuple(found[at] for at in sorted(found))
+
+
+def _require(
+    paths: HostPaths,
+    search: RootSearch,
+    libraries: tuple[Library, ...],
+    version: str,
+    capabilities: frozenset[str],
+) -> None:
+    stems = {library.stem for library in libraries}
+    wanted = {"cuda": COMPUTE, "nvidia-ml": UTILITY}
+    missing = [
+        stem for stem, capability in wanted.items() if capability in capabilities and stem not in stems
+    ]
+    if missing:
+        names = " and ".join(f"lib{stem}.so.{version}" for stem in missing)
+        raise _missing(paths, search, names)
+
+
+def _no_libraries(paths: HostPaths, search: RootSearch, version: str, machine: str) -> StackError:
+    others = [other for other in search.versions_on_disk(machine) if other != version]
+    if version and others:
+        return StackError(
+            "DRA-DRIVER-VERSION-MISMATCH",
+            f"the loaded driver is version {version}, but the libraries under the driver root {paths.driver_root_host} "
+            f"are of version {', '.join(others)}",
+            remedy="The driver was replaced while its kernel modules stayed loaded: reload the nvidia modules, "
+            "or reboot the node.",
+            driver_version=version,
+            found=others,
+        )
+    return _missing(paths, search, f"lib*.so.{version or '<version>'}")
+
+
+def _missing(paths: HostPaths, search: RootSearch, what: str) -> StackError:
+    seen = "" if str(paths.driver_root) == paths.driver_root_host else f" (seen at {paths.driver_root})"
+    return StackError(
+        "DRA-DRIVER-LIBRARIES-MISSING",
+        f"no {what} under the driver root {paths.driver_root_host}{seen}; "
+        f"searched {', '.join(search.searched)}",
+        remedy="Install the NVIDIA driver on the node, or set --nvidia-driver-root to where it is "
+        "(/run/nvidia/driver with the GPU operator, /home/kubernetes/bin/nvidia on GKE).",
+        driver_root=paths.driver_root_host,
+    )
