@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import queue
+import random
 import threading
 import time
 from collections import OrderedDict
@@ -17,7 +18,7 @@ from typing import Any, Literal
 
 from dra.errors import KubeError
 from dra.kube.client import KubeClient
-from dra.kube.clock import Clock, SystemClock, TokenBucket
+from dra.kube.clock import Backoff, Clock, SystemClock, TokenBucket
 from dra.kube.resources import EVENTS
 from dra.telemetry.log import error_fields, get_logger
 
@@ -27,6 +28,8 @@ BURST = 25
 PER_SECOND = 1 / 300
 MAX_MESSAGE = 1024
 QUEUE = 256
+# Times an event is tried while the server is away; about ten seconds.
+ATTEMPTS = 6
 # Events of which the count can still be raised, and for how long.
 REMEMBERED = 512
 SAME_SECONDS = 600.0
@@ -76,6 +79,9 @@ class EventRecorder:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopped = False
+        self._ending = threading.Event()
+        self._rng = random.SystemRandom()
+        self._failing = ""
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
         self._known: OrderedDict[tuple[str, str, str, str], _Written] = OrderedDict()
         self._mute_until = 0.0
@@ -105,6 +111,7 @@ class EventRecorder:
         if thread is None:
             return
         try:
+            self._ending.set()
             self._queue.put(None, timeout=timeout_seconds)
         except queue.Full:
             return
@@ -117,15 +124,32 @@ class EventRecorder:
                 self.dropped += 1
                 continue
             try:
-                self._write(about, type_, reason, message=message, at=at)
-            except KubeError as error:
-                self.dropped += 1
-                if error.status == 403:
-                    self._mute_until = self._clock.now() + FORBIDDEN_SECONDS
-                log.warning("event_dropped", event_reason=reason, about=about.name, **error_fields(error))
+                self._deliver(about, type_, reason, message=message, at=at)
             except Exception:  # marked border: an event is never worth a thread
                 self.dropped += 1
                 log.exception("event_crashed", event_reason=reason)
+
+    def _deliver(
+        self, about: ObjectReference, type_: EventType, reason: str, *, message: str, at: float
+    ) -> None:
+        """Write one event; while the server is away, wait for it a little."""
+        backoff = Backoff(rng=self._rng)
+        while True:
+            try:
+                self._write(about, type_, reason, message=message, at=at)
+                self._failing = ""
+                return
+            except KubeError as error:
+                if error.code != self._failing:
+                    log.warning("event_failed", event_reason=reason, about=about.name, **error_fields(error))
+                self._failing = error.code
+                if error.status == 403:
+                    self._mute_until = self._clock.now() + FORBIDDEN_SECONDS
+                passing = error.status in (0, 429) or error.status >= 500
+                if not passing or backoff.failures >= ATTEMPTS or self._ending.is_set():
+                    self.dropped += 1
+                    return
+                self._clock.wait(self._ending, backoff.next_seconds(error))
 
     def _allowed(self, about: ObjectReference) -> bool:
         bucket = self._buckets.get(about.uid)

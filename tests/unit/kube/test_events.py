@@ -111,6 +111,15 @@ def test_without_the_right_to_write_events_nobody_keeps_asking(
     settled(api, lambda: len(api.all("events")) == 1)
 
 
+def test_an_event_survives_a_server_that_is_away_for_a_moment(api: TinyApi, recorder: EventRecorder) -> None:
+    body = status_body(503, "ServiceUnavailable", "starting")
+    answers = iter([Answer(503, body), Answer(503, body)])
+    api.faults.append(lambda r: next(answers, None) if r.plural == "events" else None)
+    recorder.emit(CLAIM, "Normal", "Prepared", "gpu-0")
+    settled(api, lambda: len(api.all("events")) == 1)
+    assert recorder.dropped == 0
+
+
 def test_stop_writes_what_is_queued(api: TinyApi, client: KubeClient) -> None:
     recorder = EventRecorder(client, component="c")
     for number in range(5):
