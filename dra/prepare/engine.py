@@ -1,0 +1,422 @@
+"""Preparing and unpreparing claims: the kubelet's two calls, as a reconcile.
+
+Each claim of a call is on its own: it fails or succeeds, waits and hangs without the others. For one claim: read
+it from the API, outside of any lock; take the locks of the claim and of its GPUs; look whether the record is still
+the one that was seen; plan; make the node match. Unprepare needs the record only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from dra.api.claim import ClaimRef, ClaimView, admit_claim, parse_claim
+from dra.errors import BugError, DraError, HostError
+from dra.inventory.model import Inventory
+from dra.prepare import steps
+from dra.prepare.cdi_files import CdiFiles
+from dra.prepare.effects import Effect, EffectCatalog, Revive, WriteCdi
+from dra.prepare.fetch import API_DEADLINE_SECONDS, RECORD_WAIT_SECONDS, ClaimFetcher
+from dra.prepare.holds import lock_name
+from dra.prepare.journal import Journal
+from dra.prepare.locks import LOCK_WAIT_SECONDS, LockDirectory, hold_shared
+from dra.prepare.model import (
+    CdiRenderer,
+    ClaimSource,
+    InventorySource,
+    Notice,
+    Notify,
+    PreparedDevice,
+    PrepareOutcome,
+    Step,
+    check_uid,
+    is_safe_uid,
+    no_notice,
+    no_step,
+)
+from dra.prepare.plan import Plan, StrategyPlanner, lacks_device, plan_prepare
+from dra.prepare.record import Record
+from dra.prepare.store import Damage, RecordStore
+from dra.prepare.workers import WorkerPool
+from dra.telemetry.log import error_fields, get_logger
+
+T = TypeVar("T")
+# How often a record may change under a call before that is an error.
+_ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What does not change while the process runs.
+
+    `pool` is this node's pool, `state_dir` the driver's directory among the kubelet's plugins.
+    """
+
+    driver: str
+    pool: str
+    state_dir: Path
+    cdi_root: Path
+    boot_id: str
+    api_deadline_seconds: float = API_DEADLINE_SECONDS
+    record_wait_seconds: float = RECORD_WAIT_SECONDS
+    lock_wait_seconds: float = LOCK_WAIT_SECONDS
+    parallel_claims: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePorts:
+    """What the engine sees of the rest of the driver.
+
+    `inventory` answers at once. `fresh_inventory` looks at the hardware again, within a few seconds; it is asked
+    when a device is not in the inventory. `conflict` hears the UID of the claim that holds a wanted device.
+    `strategies` and `effects` are how sharing plugs in.
+    """
+
+    source: ClaimSource
+    inventory: InventorySource
+    renderer: CdiRenderer
+    fresh_inventory: InventorySource | None = None
+    notify: Notify = no_notice
+    conflict: Callable[[str], None] = no_step
+    step: Step = no_step
+    strategies: Mapping[str, StrategyPlanner] = field(default_factory=dict)
+    effects: Mapping[str, Revive] = field(default_factory=dict)
+
+
+class _Attempt:
+    """A prepare under way; `stale` once an unprepare of its claim ended in the meantime."""
+
+    def __init__(self) -> None:
+        self.stale = False
+
+
+class Engine:
+    """Prepares and unprepares claims. Thread-safe; a second process on the same directories is expected."""
+
+    def __init__(self, settings: EngineSettings, ports: EnginePorts) -> None:
+        self._settings = settings
+        self._ports = ports
+        self.cdi = CdiFiles(settings.cdi_root, driver=settings.driver)
+        self.store = RecordStore(
+            settings.state_dir / "claims", report=self._report_damage, salvage=self.cdi.devices
+        )
+        self.locks = LockDirectory(settings.state_dir / "locks")
+        catalog = EffectCatalog(
+            {WriteCdi.kind: lambda args: WriteCdi.revive(args, files=self.cdi), **ports.effects}
+        )
+        self._journal = Journal(self.store, catalog, boot_id=settings.boot_id, step=ports.step)
+        self._fetcher = ClaimFetcher(
+            ports.source,
+            deadline_seconds=settings.api_deadline_seconds,
+            record_wait_seconds=settings.record_wait_seconds,
+        )
+        self._pool = WorkerPool("claim", limit=settings.parallel_claims)
+        self._mutex = threading.Lock()
+        self._attempts: dict[str, set[_Attempt]] = {}
+        self._opened = False
+        self._log = get_logger()
+
+    @property
+    def settings(self) -> EngineSettings:
+        """What the engine was made with."""
+        return self._settings
+
+    def open(self) -> None:
+        """Make the directories, read the records, and remove the CDI specs of an earlier boot.
+
+        A disk that refuses does not stop the driver: it is logged, and tried again at each call.
+        """
+        try:
+            self._open()
+        except HostError as error:
+            self._log.error("state_not_readable", **error_fields(error))
+
+    def prepare(self, refs: Sequence[ClaimRef]) -> dict[str, PrepareOutcome]:
+        """Prepare claims; give each UID its devices, or what is wrong. Never raises for one of them.
+
+        Source: NodePrepareResources of KEP-4381: each UID has an entry, the second answer is as the first.
+        """
+        return self._each(refs, self._prepare)
+
+    def unprepare(self, refs: Sequence[ClaimRef]) -> dict[str, DraError | None]:
+        """Unprepare claims; give each UID None or what is wrong. Unknown claims are fine. No API, no NVML."""
+        return self._each(refs, self._unprepare)
+
+    def unprepare_if(
+        self, uid: str, expected: Record | None, reason: str, *, wait_seconds: float = 0.5
+    ) -> bool:
+        """Unprepare a claim unless its record is no longer `expected`; whether it was done.
+
+        Raises:
+            DraError: what keeps it from being unprepared.
+        """
+        ref = expected.ref if expected is not None else ClaimRef("", "", uid)
+        with self._locked(ref, _gpus_of(expected), "clean-up", wait_seconds):
+            self.store.refresh()
+            if self.store.get(uid) != expected:
+                return False
+            self._take_down(ref, expected)
+        self._log.info("claim_released", claim=str(ref), claim_uid=uid, reason=reason)
+        return True
+
+    # -- prepare -----------------------------------------------------------------------------------------
+
+    def _prepare(self, ref: ClaimRef) -> PrepareOutcome:
+        began = time.monotonic()
+        try:
+            check_uid(ref)
+            self._open()
+            devices = self._prepare_in_rounds(ref)
+        except Exception as error:  # marked border: one claim's failure is its own
+            problem = self._as_dra_error(error, "prepare", ref)
+            self._log.warning(
+                "claim_prepare_failed", claim=str(ref), claim_uid=ref.uid, duration_ms=_ms_since(began),
+                **_without_claim(error_fields(problem)),
+            )  # fmt: skip
+            return problem
+        self._log.info(
+            "claim_prepared", claim=str(ref), claim_uid=ref.uid, duration_ms=_ms_since(began),
+            devices=[device.device for device in devices],
+        )  # fmt: skip
+        return devices
+
+    def _prepare_in_rounds(self, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+        attempt = _Attempt()
+        with self._mutex:
+            self._attempts.setdefault(ref.uid, set()).add(attempt)
+        try:
+            for _ in range(_ROUNDS):
+                attempt.stale = False
+                seen = self.store.get(ref.uid)
+                view = self._view(ref, seen)
+                if not view.results:
+                    return ()
+                inventory = self._inventory_for(view)
+                gpus = [lock_name(r.device) for r in view.results if not r.admin_access]
+                with self._locked(ref, gpus, "prepare", self._settings.lock_wait_seconds):
+                    self.store.refresh()
+                    if attempt.stale or self.store.get(ref.uid) != seen:
+                        # Prepared or unprepared by another call while this one waited: look again.
+                        continue
+                    return self._bring_about(ref, view, inventory, seen)
+        finally:
+            with self._mutex:
+                left = self._attempts[ref.uid]
+                left.discard(attempt)
+                if not left:
+                    del self._attempts[ref.uid]
+        raise HostError(
+            "DRA-CLAIM-BUSY",
+            f"claim {ref} was prepared and unprepared by others again and again",
+            remedy="The call is retried by itself.",
+            claim_uid=ref.uid,
+        )
+
+    def _view(self, ref: ClaimRef, record: Record | None) -> ClaimView:
+        if record is not None and record.is_complete(self._settings.boot_id):
+            claim = self._fetcher.fetch_if_quick(ref)
+            if claim is None:
+                self._log.info("claim_served_from_record", claim=str(ref), claim_uid=ref.uid)
+                return ClaimView(
+                    ref, True, record.results, record.configs, reserved_for=record.consumers
+                )  # fmt: skip
+        else:
+            claim = self._fetcher.fetch(ref)
+        view = parse_claim(claim, driver=self._settings.driver)
+        admit_claim(view, ref, pool=self._settings.pool)
+        return view
+
+    def _inventory_for(self, view: ClaimView) -> Inventory:
+        inventory = self._ports.inventory()
+        if self._ports.fresh_inventory is not None and lacks_device(view, inventory):
+            return self._ports.fresh_inventory()
+        return inventory
+
+    def _bring_about(
+        self, ref: ClaimRef, view: ClaimView, inventory: Inventory, previous: Record | None
+    ) -> tuple[PreparedDevice, ...]:
+        try:
+            plan = plan_prepare(
+                view,
+                inventory=inventory,
+                holds=self.store.holds(self._settings.boot_id),
+                cdi_kind=self.cdi.kind,
+                strategies=self._ports.strategies,
+            )
+        except DraError as error:
+            if (holder := error.fields.get("holder_uid")) is not None:
+                self._ports.conflict(str(holder))
+            raise
+        for text in plan.warnings:
+            self._log.warning("config_ignored", claim=str(ref), claim_uid=ref.uid, reason=text)
+        self._ports.step(steps.PLANNED)
+        path = self.cdi.path(ref.uid)
+        spec = WriteCdi(path, files=self.cdi, content=lambda: self._render(ref.uid, plan))
+        effects: list[Effect] = [*plan.effects, spec]
+        wanted = Record(
+            ref=ref,
+            state="preparing",
+            boot_id=self._settings.boot_id,
+            results=view.results,
+            configs=view.configs,
+            consumers=view.reserved_for,
+            devices=plan.devices,
+            cdi_file=str(path),
+        )
+        return self._journal.carry_out(wanted, effects, previous=previous).devices
+
+    def _render(self, uid: str, plan: Plan) -> bytes:
+        spec = self._ports.renderer.render(uid, plan.targets, driver_version=plan.driver_version)
+        return json.dumps(spec, indent=1).encode() + b"\n"
+
+    # -- unprepare ---------------------------------------------------------------------------------------
+
+    def _unprepare(self, ref: ClaimRef) -> DraError | None:
+        if not is_safe_uid(ref.uid):
+            return None  # Such a claim was never prepared.
+        began = time.monotonic()
+        try:
+            known = self._unprepare_in_rounds(ref)
+        except Exception as error:  # marked border: one claim's failure is its own
+            problem = self._as_dra_error(error, "unprepare", ref)
+            self._log.warning(
+                "claim_unprepare_failed", claim=str(ref), claim_uid=ref.uid, duration_ms=_ms_since(began),
+                **_without_claim(error_fields(problem)),
+            )  # fmt: skip
+            return problem
+        self._log.info(
+            "claim_unprepared", claim=str(ref), claim_uid=ref.uid, duration_ms=_ms_since(began), known=known
+        )
+        return None
+
+    def _unprepare_in_rounds(self, ref: ClaimRef) -> bool:
+        for _ in range(_ROUNDS):
+            seen = self.store.get(ref.uid)
+            try:
+                with self._locked(ref, _gpus_of(seen), "unprepare", self._settings.lock_wait_seconds):
+                    if self.store.get(ref.uid) != seen:
+                        continue
+                    return self._take_down(ref, seen)
+            except HostError as error:
+                # Where no lock can be had because nothing can be written, an unknown claim is still fine.
+                if error.code == "DRA-LOCK-TIMEOUT" or self._is_known(ref.uid):
+                    raise
+                return False
+        raise HostError(
+            "DRA-CLAIM-BUSY",
+            f"claim {ref} was prepared and unprepared by others again and again",
+            remedy="The call is retried by itself.",
+            claim_uid=ref.uid,
+        )
+
+    def _take_down(self, ref: ClaimRef, record: Record | None) -> bool:
+        """Undo a claim under its locks; whether there was anything. The CDI spec goes before the devices are free."""
+        self._ports.step(steps.UNPREPARE_PLANNED)
+        known = self._is_known(ref.uid)
+        if record is not None:
+            record = self._mark(record)
+            self._ports.step(steps.RECORD_MARKED)
+            self._journal.undo(record)
+        # Also what no record tells of: a lost record's spec.
+        self.cdi.remove(self.cdi.path(ref.uid))
+        # Not fsynced: after a power failure the record is one of an earlier boot, which holds nothing.
+        self.store.remove(ref.uid, fsync=False)
+        self._ports.step(steps.RECORD_REMOVED)
+        with self._mutex:
+            for attempt in self._attempts.get(ref.uid, ()):
+                attempt.stale = True
+        return known
+
+    def _mark(self, record: Record) -> Record:
+        if record.state == "unpreparing":
+            return record
+        marked = replace(record, state="unpreparing")
+        try:
+            self.store.put(marked, fsync=False)
+        except HostError as error:
+            # A full disk must not keep devices from being freed; undoing again does no harm.
+            self._log.warning("record_not_marked", claim_uid=record.ref.uid, **error_fields(error))
+        return marked
+
+    # -- both --------------------------------------------------------------------------------------------
+
+    def _is_known(self, uid: str) -> bool:
+        return (
+            uid in self.store.damaged()
+            or uid in self.store.unreadable()
+            or any(path.exists() for path in (self.store.path(uid), self.cdi.path(uid)))
+        )
+
+    @contextlib.contextmanager
+    def _locked(self, ref: ClaimRef, gpus: Sequence[str], verb: str, wait_seconds: float) -> Iterator[None]:
+        what = f"the {verb} of claim {ref}"
+        began = time.monotonic()
+        # NVIDIA's plugin takes this one alone: the two never work at the same time during a change-over.
+        with hold_shared(self._settings.state_dir / "pu.lock", what=what, wait_seconds=wait_seconds):
+            left = max(0.0, wait_seconds - (time.monotonic() - began))
+            with self.locks.hold([f"claim-{ref.uid}", *gpus], what=what, wait_seconds=left):
+                try:
+                    yield
+                finally:
+                    if not self.store.path(ref.uid).exists():
+                        self.locks.remove(f"claim-{ref.uid}")
+
+    def _open(self) -> None:
+        if self._opened:
+            return
+        self.locks.make()
+        self.store.open()
+        for record in self.store.records():
+            if record.boot_id != self._settings.boot_id:
+                # Device numbers may have changed. The kubelet prepares again what still runs here.
+                self.cdi.remove(self.cdi.path(record.ref.uid))
+        self._opened = True
+
+    def _each(self, refs: Sequence[ClaimRef], call: Callable[[ClaimRef], T]) -> dict[str, T]:
+        wanted = list({ref.uid: ref for ref in refs}.values())
+        if len(wanted) <= 1:
+            return {ref.uid: call(ref) for ref in wanted}
+        futures = [(ref.uid, self._pool.submit(lambda ref=ref: call(ref))) for ref in wanted]  # type: ignore[misc]
+        return {uid: future.result() for uid, future in futures}
+
+    def _as_dra_error(self, error: Exception, verb: str, ref: ClaimRef) -> DraError:
+        if isinstance(error, DraError):
+            return error
+        self._log.error("claim_bug", claim=str(ref), claim_uid=ref.uid, exc_info=error)
+        return BugError(
+            "DRA-BUG",
+            f"the {verb} of claim {ref} met a bug: {type(error).__name__}: {error}",
+            remedy="Report it with the plugin's log.",
+            retryable=True,
+            claim_uid=ref.uid,
+        )
+
+    def _report_damage(self, damage: Damage) -> None:
+        self._ports.notify(
+            Notice(
+                damage.ref if damage.ref.name else None,
+                "ClaimRecordLost",
+                f"the record of claim UID {damage.ref.uid} was lost ({damage.reason}); "
+                "it is rebuilt, until then its devices count as held",
+            )
+        )
+
+
+def _gpus_of(record: Record | None) -> list[str]:
+    if record is None:
+        return []
+    return [lock_name(result.device) for result in record.results if not result.admin_access]
+
+
+def _ms_since(began: float) -> float:
+    return round((time.monotonic() - began) * 1000, 2)
+
+
+def _without_claim(fields: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in fields.items() if key not in ("claim", "claim_uid")}

@@ -1,0 +1,168 @@
+"""Carrying out and undoing effects, with the claim's record always one step ahead of the node.
+
+Called under the claim's lock and the locks of its GPUs. What is on disk when the process dies, at any instruction,
+is enough for the next prepare to go on and for an unprepare to clean up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dra.errors import DraError
+from dra.prepare import steps
+from dra.prepare.effects import Effect, EffectCatalog, WriteCdi, journal_entry
+from dra.prepare.model import Step
+from dra.prepare.record import JournalEntry, Record
+from dra.prepare.store import RecordStore
+from dra.telemetry.log import error_fields, get_logger
+
+
+class Journal:
+    """Brings the node and a claim's record to what is wanted."""
+
+    def __init__(self, store: RecordStore, catalog: EffectCatalog, *, boot_id: str, step: Step) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._boot_id = boot_id
+        self._step = step
+        self._log = get_logger()
+
+    def carry_out(self, wanted: Record, effects: Sequence[Effect], *, previous: Record | None) -> Record:
+        """Make the node match; give the complete record.
+
+        `wanted` says who and what; its journal and state are set here. With a complete `previous` whose effects
+        are all as they should be, nothing is written. A first prepare that fails leaves nothing behind; a repair
+        that fails leaves the record, since containers may run.
+
+        Raises:
+            DraError: of an effect, or of the record's disk.
+        """
+        previous = self._drop_obsolete(previous, effects)
+        wanted = self._with_journal(wanted, effects, previous)
+        if (
+            previous is not None
+            and previous.is_complete(self._boot_id)
+            and previous.results == wanted.results
+        ):
+            return self._repair(wanted, effects, previous)
+        try:
+            return self._first(wanted, effects)
+        except Exception as error:
+            self._roll_back(wanted, error)
+            raise
+
+    def undo(self, record: Record, *, prefix: str = steps.UNDO) -> None:
+        """Undo all effects, the last one first; each is struck from the record once it is undone.
+
+        Raises:
+            DraError: of the effect that could not be undone; it and those before it are still in the record.
+        """
+        for index in reversed(range(len(record.journal))):
+            entry = record.journal[index]
+            self._step(f"{prefix}:effect-undoing:{index}")
+            self._undo_entry(record, entry)
+            self._step(f"{prefix}:effect-undone:{index}")
+            record = record.without_entry(entry)
+            if record.journal:
+                self._store.put(record, fsync=False)
+
+    def _first(self, record: Record, effects: Sequence[Effect]) -> Record:
+        record = replace(record, state="preparing")
+        # The journal must be found after a crash of the process, which the page cache survives. Only an effect
+        # that also survives a power failure, and that nothing else would find, needs it on the disk.
+        self._store.put(record, fsync=any(effect.needs_durable_journal for effect in effects))
+        self._step(steps.RECORD_WRITTEN)
+        for index, (effect, entry) in enumerate(zip(effects, record.journal, strict=True)):
+            self._step(f"{steps.EFFECT_APPLYING}:{index}")
+            if entry.state != "applied" or not effect.verify():
+                effect.apply()
+            self._step(f"{steps.EFFECT_APPLIED}:{index}")
+        record = _completed(record, effects)
+        self._store.put(record, fsync=True)
+        self._step(steps.RECORD_COMPLETED)
+        return record
+
+    def _repair(self, record: Record, effects: Sequence[Effect], previous: Record) -> Record:
+        if any(entry.state != "applied" for entry in record.journal):
+            # An effect that the claim did not have before: it is written down first, like any other.
+            self._store.put(replace(record, state="prepared"), fsync=True)
+        for index, effect in enumerate(effects):
+            if not effect.verify():
+                self._log.warning(
+                    "effect_repaired", claim=str(record.ref), claim_uid=record.ref.uid, effect=effect.kind
+                )
+                self._step(f"{steps.EFFECT_APPLYING}:{index}")
+                effect.apply()
+                self._step(f"{steps.EFFECT_APPLIED}:{index}")
+        record = _completed(record, effects)
+        if record != previous:
+            self._store.put(record, fsync=True)
+        return record
+
+    def _with_journal(self, wanted: Record, effects: Sequence[Effect], previous: Record | None) -> Record:
+        known: dict[str, JournalEntry] = {}
+        if previous is not None:
+            known = {entry.key: entry for entry in previous.journal}
+        entries = []
+        for effect in effects:
+            fresh = journal_entry(effect)
+            old = known.get(fresh.key)
+            if old is not None and previous is not None and previous.boot_id != self._boot_id:
+                old = replace(old, state="pending")
+            entries.append(old or fresh)
+        extra = {} if previous is None else previous.extra
+        return replace(wanted, boot_id=self._boot_id, journal=tuple(entries), extra=extra)
+
+    def _drop_obsolete(self, previous: Record | None, effects: Sequence[Effect]) -> Record | None:
+        if previous is None:
+            return None
+        keys = {journal_entry(effect).key for effect in effects}
+        for entry in reversed(previous.journal):
+            if entry.key not in keys:
+                self._undo_entry(previous, entry)
+                previous = previous.without_entry(entry)
+                self._store.put(previous, fsync=False)
+        return previous
+
+    def _undo_entry(self, record: Record, entry: JournalEntry) -> None:
+        effect = self._catalog.revive(entry)
+        if effect.ends_with_boot and record.boot_id != self._boot_id:
+            return
+        if effect.shared_resource is not None and self._others_hold(record, effect):
+            return
+        effect.undo()
+
+    def _others_hold(self, record: Record, effect: Effect) -> bool:
+        self._store.refresh()
+        return any(
+            entry.kind == effect.kind
+            and self._catalog.revive(entry).shared_resource == effect.shared_resource
+            for other in self._store.records()
+            if other.ref.uid != record.ref.uid and other.holds(self._boot_id)
+            for entry in other.journal
+        )
+
+    def _roll_back(self, record: Record, error: Exception) -> None:
+        try:
+            self.undo(record, prefix=steps.ROLLBACK)
+            self._store.remove(record.ref.uid, fsync=False)
+        except DraError as problem:
+            # The record stays and says what is left to undo; unprepare or the next prepare does it.
+            self._log.warning(
+                "claim_rollback_failed",
+                claim=str(record.ref),
+                claim_uid=record.ref.uid,
+                cause=str(error),
+                **error_fields(problem),
+            )
+
+
+def _completed(record: Record, effects: Sequence[Effect]) -> Record:
+    digests = [effect.sha256 for effect in effects if isinstance(effect, WriteCdi)]
+    return replace(
+        record,
+        state="prepared",
+        journal=tuple(replace(entry, state="applied") for entry in record.journal),
+        cdi_sha256=digests[0] if digests else "",
+    )

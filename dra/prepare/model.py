@@ -1,0 +1,114 @@
+"""What prepare answers, and the ports through which it sees the rest of the driver.
+
+The room depends on these protocols only: the API server, the hardware and the content of CDI specs come from
+elsewhere (`dra/kube`, `dra/inventory`, `dra/cdi`), or from fakes in tests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dra.api.claim import ClaimRef
+from dra.errors import ClaimError, DraError
+from dra.inventory.model import Inventory
+from dra.values import PciAddress
+
+# A UID becomes part of file names and of CDI device names; dots would make suffixes ambiguous.
+_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}", re.ASCII)
+
+Step = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedDevice:
+    """One device of the answer to the kubelet. Source: k8s.io/kubelet/pkg/apis/dra/v1 Device."""
+
+    request_names: tuple[str, ...]
+    pool: str
+    device: str
+    cdi_ids: tuple[str, ...]
+    share_id: str | None = None
+
+
+PrepareOutcome = tuple[PreparedDevice, ...] | DraError
+
+
+@dataclass(frozen=True, slots=True)
+class CdiTarget:
+    """A device for which a CDI spec is wanted.
+
+    `name` is the device's name in the pool. `admin`: access for monitoring only, nothing that changes the device.
+    """
+
+    name: str
+    gpu_minor: int
+    pci_address: PciAddress
+    gpu_uuid: str
+    share_id: str | None = None
+    admin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that the owner of a claim should read in an Event. `ref` is None where the claim is not known."""
+
+    ref: ClaimRef | None
+    reason: str
+    message: str
+    warning: bool = True
+
+
+class ClaimSource(Protocol):
+    """The API server, as far as claims go. Both calls raise KubeError; status 404 says that there is none."""
+
+    def get(self, namespace: str, name: str, timeout_seconds: float) -> Mapping[str, Any]:
+        """Give a ResourceClaim."""
+        ...
+
+    def list(self, timeout_seconds: float) -> Iterable[Mapping[str, Any]]:
+        """Give all ResourceClaims; called only to find the owner of a record or CDI file that cannot say it."""
+        ...
+
+
+class CdiRenderer(Protocol):
+    """Makes the content of a claim's CDI spec: a pure function of the devices and of the node's driver files."""
+
+    def render(
+        self, claim_uid: str, devices: Sequence[CdiTarget], *, driver_version: str
+    ) -> Mapping[str, Any]:
+        """Give the spec. Raises StackError or HostError where driver files or device nodes are missing."""
+        ...
+
+
+InventorySource = Callable[[], Inventory]
+Notify = Callable[[Notice], None]
+
+
+def no_step(_name: str) -> None:
+    """Do nothing at a step of the journal."""
+
+
+def no_notice(_notice: Notice) -> None:
+    """Tell nobody."""
+
+
+def check_uid(ref: ClaimRef) -> None:
+    """Refuse a UID that could not be part of a file name.
+
+    Raises:
+        ClaimError: DRA-CLAIM-UID-FORM.
+    """
+    if not is_safe_uid(ref.uid):
+        raise ClaimError(
+            "DRA-CLAIM-UID-FORM",
+            f"claim {ref} has the UID {ref.uid[:140]!r}, which is not one that the API server makes",
+            remedy="Check what calls the plugin's socket.",
+        )
+
+
+def is_safe_uid(text: str) -> bool:
+    """Whether a text can be a claim's UID in a file name."""
+    return _UID.fullmatch(text) is not None

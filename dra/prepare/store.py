@@ -1,0 +1,317 @@
+"""The claim records of a node on disk: `claims/<uid>.json`.
+
+Two plugin processes may run at once. Each keeps what it read in memory and looks at the directory again before it
+decides: a file is read anew when its inode, size or times changed. A file that cannot be read is renamed to
+`.corrupt-<n>`, and its claim counts as damaged until it is prepared again or unprepared; the other claims go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dra.api.claim import ClaimRef
+from dra.errors import HostError, RecordError
+from dra.host.files import ensure_dir, host_error, is_leftover, remove_durable, write_durable
+from dra.prepare.holds import Hold
+from dra.prepare.model import is_safe_uid
+from dra.prepare.record import Record, decode_record, encode_record
+from dra.telemetry.log import error_fields, get_logger
+
+_Signature = tuple[int, int, int, int]
+_CORRUPT = re.compile(r"(?P<uid>.+)\.json\.corrupt-(?P<number>\d+)", re.ASCII)
+# What a damaged file may still tell. Both spellings of JSON: with and without a space after the colon.
+_SALVAGE = re.compile(rb'"(device|namespace|name|share_id)":\s*"([A-Za-z0-9._-]{1,253})"')
+# The kernel stamps files with the time of its last tick: two changes within one tick look like one.
+_TICK_NANOSECONDS = 20_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A claim whose record was lost.
+
+    `devices` are (device, share id or its beginning) as far as something still tells them; `ref` has an empty
+    name if nothing tells it.
+    """
+
+    ref: ClaimRef
+    devices: tuple[tuple[str, str | None], ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A file as it was read: a record, or why it is none. Neither: damaged, but the disk let it not be renamed."""
+
+    signature: _Signature
+    record: Record | None
+    error: RecordError | None
+
+
+class RecordStore:
+    """Reads and writes records. Thread-safe; a claim's record is written under that claim's lock only.
+
+    `report` hears of each record that was lost. `salvage` gives what else is known of a lost claim: the device
+    names of its CDI file.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        report: Callable[[Damage], None],
+        salvage: Callable[[str], tuple[tuple[str, str | None], ...]],
+    ) -> None:
+        self._directory = directory
+        self._report = report
+        self._salvage = salvage
+        self._files: dict[str, _Read] = {}
+        self._damaged: dict[str, Damage] = {}
+        # Claims of which a damaged file was set aside; most have none, and no directory is read for those.
+        self._aside: set[str] = set()
+        self._seen_at: int | None = None
+        self._mutex = threading.Lock()
+        self._log = get_logger()
+
+    def open(self) -> None:
+        """Make the directory and read what is there.
+
+        Raises:
+            HostError: where the directory can be neither made nor read.
+        """
+        ensure_dir(self._directory, mode=0o750)
+        self.refresh()
+
+    def path(self, uid: str) -> Path:
+        """Give where a claim's record is."""
+        return self._directory / f"{uid}.json"
+
+    def refresh(self) -> None:
+        """Take in what another process changed. One stat if nothing did.
+
+        Raises:
+            HostError: the directory cannot be read.
+        """
+        found: list[Damage] = []
+        with self._mutex:
+            try:
+                now = time.time_ns()
+                seen_at = self._directory.stat().st_mtime_ns
+                if seen_at == self._seen_at:
+                    return
+                self._scan(found)
+                # Only when the last change lies well back does every later one show as a new time.
+                self._seen_at = seen_at if now - seen_at > _TICK_NANOSECONDS else None
+            except OSError as error:
+                raise host_error(error, "read", self._directory) from error
+        for damage in found:
+            self._report(damage)
+
+    def get(self, uid: str) -> Record | None:
+        """Read a claim's record from disk; None if there is none (or it was damaged and set aside just now).
+
+        Raises:
+            RecordError: DRA-RECORD-NEWER.
+            HostError: the file cannot be read.
+        """
+        found: list[Damage] = []
+        with self._mutex:
+            read = self._take_in(uid, found)
+        for damage in found:
+            self._report(damage)
+        if read is not None and read.error is not None:
+            raise read.error
+        return None if read is None else read.record
+
+    def records(self) -> tuple[Record, ...]:
+        """Give the readable records as of the last look, by UID."""
+        with self._mutex:
+            return tuple(read.record for _, read in sorted(self._files.items()) if read.record is not None)
+
+    def unreadable(self) -> Mapping[str, RecordError]:
+        """Give the claims whose record only a newer version of the driver can read."""
+        with self._mutex:
+            return {uid: read.error for uid, read in self._files.items() if read.error is not None}
+
+    def damaged(self) -> Mapping[str, Damage]:
+        """Give the claims whose record was lost."""
+        with self._mutex:
+            return dict(self._damaged)
+
+    def holds(self, boot_id: str) -> list[Hold]:
+        """Give every device held on this node, lost records included."""
+        found = []
+        for record in self.records():
+            if record.holds(boot_id):
+                found += [
+                    Hold(record.ref, result.device, result.share_id, record.consumers)
+                    for result in record.results
+                    if not result.admin_access
+                ]
+        for damage in self.damaged().values():
+            found += [Hold(damage.ref, device, share) for device, share in damage.devices]
+        for uid in self.unreadable():
+            found += [Hold(ClaimRef("", "", uid), device, share) for device, share in self._salvage(uid)]
+        return found
+
+    def put(self, record: Record, *, fsync: bool) -> None:
+        """Write a record. The claim is damaged no more; the damaged file stays beside it until `remove`.
+
+        Raises:
+            HostError: the disk is full, read-only, ...; the old record is still there.
+        """
+        uid = record.ref.uid
+        data = encode_record(record)
+        path = self.path(uid)
+        try:
+            write_durable(path, data, mode=0o600, fsync=fsync)
+        except HostError as error:
+            if error.code != "DRA-HOST-MISSING":
+                raise
+            # Somebody removed the directory under a running plugin.
+            ensure_dir(self._directory, mode=0o750)
+            write_durable(path, data, mode=0o600, fsync=fsync)
+        with self._mutex:
+            with contextlib.suppress(OSError):
+                self._files[uid] = _Read(_signature(path.stat()), record, None)
+            self._damaged.pop(uid, None)
+
+    def remove(self, uid: str, *, fsync: bool) -> None:
+        """Remove a claim's record and what was set aside of it; fine if there is nothing.
+
+        Raises:
+            HostError: as `put`.
+        """
+        if uid in self._aside:
+            for _, path in self._numbered(uid):
+                remove_durable(path, fsync=fsync)
+            self._aside.discard(uid)
+        if os.path.lexists(self.path(uid)):
+            remove_durable(self.path(uid), fsync=fsync)
+        with self._mutex:
+            self._files.pop(uid, None)
+            self._damaged.pop(uid, None)
+
+    def mark_lost(self, uid: str, reason: str) -> None:
+        """Count a claim as damaged of which something is there (a CDI file), but no record."""
+        with self._mutex:
+            if uid in self._damaged or self._is_readable(uid):
+                return
+            damage = Damage(ClaimRef("", "", uid), self._salvage(uid), reason)
+            self._damaged[uid] = damage
+        self._report(damage)
+
+    def leftovers(self) -> list[Path]:
+        """Give the temporary files of writes that never ended."""
+        try:
+            with os.scandir(self._directory) as entries:
+                return [Path(entry.path) for entry in entries if is_leftover(entry.name, prefix="")]
+        except OSError:
+            return []
+
+    # -- below: called with the mutex held ---------------------------------------------------------------
+
+    def _scan(self, found: list[Damage]) -> None:
+        present, corrupt = set(), {}
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                uid = entry.name.removesuffix(".json")
+                if uid != entry.name and is_safe_uid(uid):
+                    present.add(uid)
+                elif match := _CORRUPT.fullmatch(entry.name):
+                    corrupt[match["uid"]] = Path(entry.path)
+        self._aside = set(corrupt)
+        for uid in [uid for uid in self._files if uid not in present]:
+            del self._files[uid]
+        for uid in present:
+            self._take_in(uid, found)
+        for uid, path in corrupt.items():
+            # Set aside by an earlier process, which ended before the claim was rebuilt.
+            if uid not in present and uid not in self._damaged:
+                self._note_damage(uid, path, "its record was set aside earlier", found)
+        for uid in [uid for uid in self._damaged if self._is_readable(uid)]:
+            del self._damaged[uid]
+
+    def _take_in(self, uid: str, found: list[Damage]) -> _Read | None:
+        path = self.path(uid)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            self._files.pop(uid, None)
+            return None
+        except OSError as error:
+            raise host_error(error, "read", path) from error
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
+            signature = _signature(os.fstat(descriptor))
+            known = self._files.get(uid)
+            if known is not None and known.signature == signature:
+                return known
+            try:
+                data = file.readall()
+            except OSError as error:
+                raise host_error(error, "read", path) from error
+        try:
+            read = _Read(signature, decode_record(data, uid=uid), None)
+        except RecordError as error:
+            if error.code == "DRA-RECORD-NEWER":
+                read = _Read(signature, None, error)
+            else:
+                self._set_aside(uid, data, error, found)
+                if os.path.lexists(path):
+                    self._files[uid] = _Read(signature, None, None)
+                return None
+        self._files[uid] = read
+        return read
+
+    def _set_aside(self, uid: str, data: bytes, error: RecordError, found: list[Damage]) -> None:
+        self._files.pop(uid, None)
+        number = 1 + max((number for number, _ in self._numbered(uid)), default=0)
+        target = self._directory / f"{uid}.json.corrupt-{number}"
+        try:
+            self.path(uid).rename(target)
+        except OSError as problem:
+            # A read-only disk: the file stays, the claim is damaged all the same.
+            self._log.error("record_not_set_aside", **error_fields(host_error(problem, "rename", target)))
+        else:
+            self._aside.add(uid)
+        digest = hashlib.sha256(data).hexdigest()
+        self._log.error(
+            "record_corrupt", **error_fields(error), path=str(target), bytes=len(data), sha256=digest
+        )
+        self._note_damage(uid, target, error.message, found)
+
+    def _note_damage(self, uid: str, path: Path, reason: str, found: list[Damage]) -> None:
+        try:
+            data = path.read_bytes()
+        except OSError:
+            data = b""
+        told: dict[str, list[str]] = {}
+        for key, value in _SALVAGE.findall(data):
+            told.setdefault(key.decode(), []).append(value.decode())
+        devices = dict.fromkeys(self._salvage(uid))
+        if not devices:
+            devices = dict.fromkeys((device, None) for device in told.get("device", ()))
+        ref = ClaimRef(told.get("namespace", [""])[0], told.get("name", [""])[0], uid)
+        damage = Damage(ref if ref.namespace and ref.name else ClaimRef("", "", uid), tuple(devices), reason)
+        self._damaged[uid] = damage
+        found.append(damage)
+
+    def _is_readable(self, uid: str) -> bool:
+        read = self._files.get(uid)
+        return read is not None and (read.record is not None or read.error is not None)
+
+    def _numbered(self, uid: str) -> Iterator[tuple[int, Path]]:
+        for path in self._directory.glob(f"{uid}.json.corrupt-*"):
+            if match := _CORRUPT.fullmatch(path.name):
+                yield int(match["number"]), path
+
+
+def _signature(status: os.stat_result) -> _Signature:
+    return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
