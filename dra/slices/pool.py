@@ -1,0 +1,250 @@
+"""An inventory and taints as the pool of ResourceSlices that one node publishes. Pure and deterministic.
+
+Order is policy, for the scheduler takes the first device that fits: GPUs by PCI address, and within a GPU the
+smallest partitions first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dra.inventory.model import Gpu, Inventory
+from dra.inventory.names import GpuName
+from dra.slices.devices import SliceProblem, gpu_device, mig_device
+from dra.slices.features import ServerFeatures
+from dra.slices.rules import MAX_ATTRIBUTES_AND_CAPACITIES, check_device
+from dra.slices.taints import Taint, merge_taints, taint_of_unusable
+from dra.slices.validate import MAX_DEVICES, MAX_DEVICES_WITH_EXTRAS, has_extras
+
+DRIVER = "gpu.nvidia.com"
+
+
+@dataclass(frozen=True, slots=True)
+class SliceContent:
+    """What stands in one slice, in v1's JSON. A slice holds devices or counter sets; neither is an empty slice.
+
+    The lists are not to be changed.
+    """
+
+    devices: list[dict[str, Any]] | None
+    shared_counters: list[dict[str, Any]] | None = None
+
+    def spec_part(self) -> dict[str, Any]:
+        """Give the part of `spec` that is this content. Absent lists have no key: the server tests for the key."""
+        part: dict[str, Any] = {}
+        if self.devices is not None:
+            part["devices"] = self.devices
+        if self.shared_counters is not None:
+            part["sharedCounters"] = self.shared_counters
+        return part
+
+
+@dataclass(frozen=True, slots=True)
+class PoolContent:
+    """A pool without what changes from write to write (generation, names, owner).
+
+    Two that have the same `slices` publish the same. `problems` say what was cut, left out or withheld.
+    """
+
+    driver: str
+    node_name: str
+    pool_name: str
+    slices: tuple[SliceContent, ...]
+    problems: tuple[SliceProblem, ...] = ()
+
+    @property
+    def devices(self) -> tuple[dict[str, Any], ...]:
+        """Every device of the pool, in order."""
+        return tuple(device for each in self.slices for device in each.devices or ())
+
+    def specs(self, *, generation: int) -> list[dict[str, Any]]:
+        """Give the `spec` of each slice."""
+        return [
+            {
+                "driver": self.driver,
+                "nodeName": self.node_name,
+                "pool": {
+                    "name": self.pool_name,
+                    "generation": generation,
+                    "resourceSliceCount": len(self.slices),
+                },
+                **each.spec_part(),
+            }
+            for each in self.slices
+        ]
+
+
+def build_pool(
+    inventory: Inventory,
+    *,
+    node_name: str,
+    features: ServerFeatures,
+    driver: str = DRIVER,
+    pool_name: str = "",
+    taints: Mapping[str, tuple[Taint, ...]] | None = None,
+) -> PoolContent:
+    """Give the pool that a node publishes.
+
+    Args:
+        inventory: what the node has.
+        node_name: the Node's name.
+        features: what the server stores.
+        driver: the driver's name.
+        pool_name: empty: the node's name, as NVIDIA's driver has it.
+        taints: by device name; those of a GPU (`gpu-3`) hold for its partitions too.
+
+    A GPU in MIG mode is not listed, only its partitions. A device that must not be given out is tainted; on a
+    server without taints it is withheld, which is safe: a claim that has it keeps it.
+    """
+    problems: list[SliceProblem] = []
+    listed: list[dict[str, Any]] = []
+    names: set[str] = set()
+    for gpu in sorted(inventory.gpus, key=lambda each: (each.pci_address, each.minor, each.uuid)):
+        for device in _devices_of(gpu, inventory, problems):
+            fit = _fit(device, problems)
+            name = device["name"]
+            if fit is None or not _is_free(name, names, gpu, problems):
+                continue
+            names.add(name)
+            tainted = _taint(fit, gpu, taints or {}, features, problems)
+            if tainted is not None:
+                listed.append(tainted)
+    return PoolContent(
+        driver,
+        node_name,
+        pool_name or node_name,
+        tuple(SliceContent(chunk) for chunk in _chunks(listed, features)),
+        tuple(problems),
+    )
+
+
+def _devices_of(gpu: Gpu, inventory: Inventory, problems: list[SliceProblem]) -> Iterator[dict[str, Any]]:
+    if not gpu.mig_enabled:
+        yield gpu_device(gpu, inventory, problems)
+        return
+    for mig in sorted(
+        gpu.mig_devices, key=lambda each: (each.size, each.profile.profile_id, each.start, each.uuid)
+    ):
+        yield mig_device(gpu, mig, inventory, problems)
+
+
+def _is_free(name: str, names: set[str], gpu: Gpu, problems: list[SliceProblem]) -> bool:
+    if name not in names:
+        return True
+    problems.append(
+        SliceProblem(
+            name,
+            "name",
+            "DRA-SLICE-DUPLICATE",
+            f"{name}: a second device of this name ({gpu.uuid}) is left out; two would make the pool invalid",
+            "Reload the NVIDIA kernel module; report it.",
+        )
+    )
+    return False
+
+
+def _fit(device: dict[str, Any], problems: list[SliceProblem]) -> dict[str, Any] | None:
+    """Leave out what the server would refuse, so that the device stays; None only for an impossible name."""
+    name = str(device["name"])
+    attributes = dict(device.get("attributes", {}))
+    capacity = dict(device.get("capacity", {}))
+    for broken in check_device(device, name):
+        if broken.attribute:
+            attributes.pop(broken.attribute, None)
+        elif broken.capacity:
+            capacity.pop(broken.capacity, None)
+        elif broken.path.endswith(".name"):
+            problems.append(
+                SliceProblem(name, "name", "DRA-SLICE-NAME", f"{name}: {broken.message}; it is left out")
+            )
+            return None
+        else:
+            continue
+        problems.append(_left_out(name, broken.attribute or broken.capacity, broken.message))
+    surplus = len(attributes) + len(capacity) - MAX_ATTRIBUTES_AND_CAPACITIES
+    # Those written last are the least asked for (single memory slices).
+    for field in reversed([*capacity]) if surplus > 0 else ():
+        if surplus <= 0:
+            break
+        del capacity[field]
+        surplus -= 1
+        problems.append(_left_out(name, field, f"a device has at most {MAX_ATTRIBUTES_AND_CAPACITIES}"))
+    fit = {**device, "attributes": attributes}
+    if "capacity" in device:
+        fit["capacity"] = capacity
+    return fit
+
+
+def _left_out(device: str, field: str, why: str) -> SliceProblem:
+    return SliceProblem(device, field, "DRA-SLICE-FIELD", f"{device}: {field} is left out: {why}")
+
+
+def _taint(
+    device: dict[str, Any],
+    gpu: Gpu,
+    taints: Mapping[str, tuple[Taint, ...]],
+    features: ServerFeatures,
+    problems: list[SliceProblem],
+) -> dict[str, Any] | None:
+    """Put the taints on; None if the server cannot hold them and one of them keeps away."""
+    name = str(device["name"])
+    own = taints.get(name, ())
+    of_gpu = taints.get(str(GpuName(gpu.minor)), ())
+    kept, dropped = merge_taints(own, of_gpu, taint_of_unusable(gpu))
+    if not features.taint_effect_none:
+        kept = tuple(taint for taint in kept if taint.effect != "None")
+    if dropped:
+        problems.append(_left_out(name, "taints", f"{len(dropped)} of its taints have no room"))
+    if not kept:
+        return device
+    if features.device_taints:
+        fit = {**device, "taints": [taint.as_json() for taint in kept]}
+        return _with_valid_taints(fit, problems)
+    away = [taint for taint in kept if taint.keeps_away]
+    if not away:
+        return device
+    reasons = ", ".join(taint.key + (f"={taint.value}" if taint.value else "") for taint in away)
+    problems.append(
+        SliceProblem(
+            name,
+            "taints",
+            "DRA-SLICE-WITHHELD",
+            f"{name}: it is withheld, for the API server does not keep device taints ({reasons})",
+            "Turn on the feature gate DRADeviceTaints, or upgrade to Kubernetes 1.36.",
+        )
+    )
+    return None
+
+
+def _with_valid_taints(device: dict[str, Any], problems: list[SliceProblem]) -> dict[str, Any]:
+    name = str(device["name"])
+    bad = {
+        int(broken.path.rpartition(".taints[")[2].partition("]")[0]): broken.message
+        for broken in check_device(device, name)
+        if ".taints[" in broken.path
+    }
+    problems += [_left_out(name, "taints", message) for message in bad.values()]
+    taints = [taint for index, taint in enumerate(device["taints"]) if index not in bad]
+    return (
+        {**device, "taints": taints}
+        if taints
+        else {key: value for key, value in device.items() if key != "taints"}
+    )
+
+
+def _chunks(devices: Sequence[dict[str, Any]], features: ServerFeatures) -> list[list[dict[str, Any]]]:
+    """Split into slices: always at least one.
+
+    Where taints can be, room is kept for them: the first taint would otherwise move devices from slice to
+    slice, and with them the generation of the whole pool.
+    """
+    roomy = not features.device_taints and not any(map(has_extras, devices))
+    size = MAX_DEVICES if roomy else MAX_DEVICES_WITH_EXTRAS
+    return [list(devices[start : start + size]) for start in range(0, len(devices), size)] or [[]]
+
+
+def without_problems(pool: PoolContent) -> PoolContent:
+    """Give the pool for comparing with another: problems are not published."""
+    return replace(pool, problems=())
