@@ -15,7 +15,7 @@ from dra.sim.tree.driver_files import (
     write_sockets,
 )
 from dra.sim.tree.facts import LAYOUTS, NodeFacts, default_majors, dev_root_of, driver_root_of
-from dra.sim.tree.nodes import can_make_nodes, under
+from dra.sim.tree.nodes import can_make_nodes, make_link, under
 from dra.sim.tree.proc import sync_proc
 from dra.sim.tree.sysfs import sync_sys
 
@@ -88,8 +88,10 @@ def build_tree(
         majors=default_majors(profile.driver_version),
     )
     tree = NodeTree(root, layout, can_make_nodes() if real_nodes is None else real_nodes)
-    for directory in ("proc", "sys", "dev", "etc", "run", "var/run/cdi", "var/lib/kubelet/plugins_registry"):
+    for directory in ("proc", "sys", "dev", "etc", "run/cdi", "var/lib/kubelet/plugins_registry"):
         (root / directory).mkdir(parents=True, exist_ok=True)
+    if not (root / "var/run").exists():
+        make_link(root / "var/run", "../run")
     install_driver(tree, facts, profile.driver_version)
     sync_tree(tree, facts, nodes=not fresh)
     return tree

@@ -1,0 +1,15 @@
+"""The bodies of the simulated functions, by topic. Importing this package fills the table."""
+
+from dra.sim.nvml.functions import (
+    device,
+    events,
+    fields,
+    links,
+    mig,
+    mig_changes,
+    processes,
+    system,
+    telemetry,
+)
+
+LOADED = (device, events, fields, links, mig, mig_changes, processes, system, telemetry)
