@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import grpc
 
 from dra.health.feed import HealthFeed
 from dra.plugin.health_service import HealthService
-from dra.plugin.prepare_service import Engine, PrepareService, new_pool
+from dra.plugin.prepare_service import Engine, OnFailure, PrepareService, new_pool
 from dra.plugin.registration import Registration
 from dra.plugin.server import SocketGuard, UnixServer, build_server
 from dra.plugin.sockets import SocketPaths, find_sockets_of, remove_stale
@@ -29,6 +30,7 @@ class Endpoint:
         engine: prepares claims.
         feed: what the health stream says.
         on_status: told what the kubelet answers to the registration.
+        on_failure: told of each claim that could not be prepared or unprepared.
     """
 
     def __init__(
@@ -39,16 +41,18 @@ class Endpoint:
         engine: Engine,
         feed: HealthFeed,
         on_status: Callable[[bool, str], None] = lambda _accepted, _error: None,
+        on_failure: OnFailure = lambda _verb, _ref, _error: None,
     ) -> None:
         self.sockets = sockets
         self._driver = driver
         self._feed = feed
-        self._prepare = PrepareService(engine)
+        self._prepare = PrepareService(engine, on_failure=on_failure)
         self._health = HealthService(feed)
         self._registration = Registration(driver, endpoint=sockets.service, on_status=on_status)
         self._pool = new_pool()
         self._service_server = UnixServer(sockets.service, driver=driver, build=self._build_service)
         self._registration_server = self._registration.server(sockets.registration)
+        self._registration_stopped = threading.Event()
         self._guard = SocketGuard((self._service_server, self._registration_server))
 
     def start(self) -> None:
@@ -67,17 +71,18 @@ class Endpoint:
         self._guard.open_all()
         self._guard.start()
 
-    def stop(self, *, grace_seconds: float = STOP_GRACE_SECONDS) -> bool:
-        """Take leave of the kubelet: no new registration, streams end, calls in flight finish.
-
-        Gives whether all calls ended within the grace period.
-        """
+    def leave(self) -> None:
+        """Take leave of the kubelet: the registration goes, health streams end; calls are still served."""
         self._guard.stop()
-        registration = self._registration_server.close(grace_seconds=1.0)
+        self._registration_stopped = self._registration_server.close(grace_seconds=1.0)
         self._feed.close()
+
+    def stop(self, *, grace_seconds: float = STOP_GRACE_SECONDS) -> bool:
+        """Leave, then finish the calls in flight; gives whether they all ended within the grace period."""
+        self.leave()
         service = self._service_server.close(grace_seconds=grace_seconds)
         finished = service.wait(timeout=grace_seconds + 1.0)
-        registration.wait(timeout=2.0)
+        self._registration_stopped.wait(timeout=2.0)
         self._registration.shut()
         self._health.shut()
         self._pool.shutdown(wait=False)

@@ -7,7 +7,7 @@ A gRPC status is never used for a claim. Source: kubelet DRA manager, NodePrepar
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -50,11 +50,18 @@ class Engine(Protocol):
         """Give None or an error for each UID."""
 
 
-class PrepareService:
-    """The prepare methods of both versions; messages differ only in their classes and in `share_id`."""
+OnFailure = Callable[[str, ClaimRef, DraError], None]
 
-    def __init__(self, engine: Engine) -> None:
+
+class PrepareService:
+    """The prepare methods of both versions; messages differ only in their classes and in `share_id`.
+
+    `on_failure` is told of each claim's failure: the verb, the claim, the error. It must not wait.
+    """
+
+    def __init__(self, engine: Engine, *, on_failure: OnFailure = lambda _verb, _ref, _error: None) -> None:
         self._engine = engine
+        self._on_failure = on_failure
 
     def methods(self) -> tuple[tuple[Method, Behaviour], ...]:
         """Give the methods for a server."""
@@ -70,37 +77,39 @@ class PrepareService:
 
     def _prepare(self, method: Method, request: Any, _context: grpc.ServicerContext) -> Any:
         response: Any = method.response()
-        refs = _refs(request)
-        if not refs:
-            return response  # a probe
-        with bound(rpc="prepare", **_about(refs)):
-            started = time.monotonic()
-            outcomes = self._ask(self._engine.prepare, refs)
-            for ref in refs:
-                outcome = outcomes.get(ref.uid, _MISSING)
-                _fill_prepared(response, ref.uid, outcome, with_share_id=method is PREPARE_V1)
-                _log_outcome(
-                    "claim_prepared", "claim_prepare_failed", ref=ref, error=outcome, started=started
-                )
+        outcomes = self._outcomes("prepare", request)
+        for uid, outcome in outcomes.items():
+            _fill_prepared(response, uid, outcome, with_share_id=method is PREPARE_V1)
         return response
 
     def _unprepare(self, method: Method, request: Any, _context: grpc.ServicerContext) -> Any:
         response: Any = method.response()
+        for uid, error in self._outcomes("unprepare", request).items():
+            entry = response.claims[uid]
+            if error is not None:
+                entry.error = _text(error)
+        return response
+
+    def _outcomes(self, verb: str, request: Any) -> dict[str, Any]:
+        """Ask the engine; gives what it answered for each claim of the request, and nothing else."""
         refs = _refs(request)
         if not refs:
-            return response
-        with bound(rpc="unprepare", **_about(refs)):
+            return {}  # a probe
+        with bound(rpc=verb, **_about(refs)):
             started = time.monotonic()
-            outcomes = self._ask(self._engine.unprepare, refs)
-            for ref in refs:
-                error = outcomes.get(ref.uid, _MISSING)
-                entry = response.claims[ref.uid]
-                if error is not None:
-                    entry.error = _text(error)
-                _log_outcome(
-                    "claim_unprepared", "claim_unprepare_failed", ref=ref, error=error, started=started
-                )
-        return response
+            answers = self._ask(self._engine.prepare if verb == "prepare" else self._engine.unprepare, refs)
+            outcomes = {ref.uid: answers.get(ref.uid, _MISSING) for ref in refs}
+            failed = [(ref, error) for ref in refs if isinstance(error := outcomes[ref.uid], DraError)]
+            for ref, error in failed:
+                self._on_failure(verb, ref, error)
+            # The engine tells of each claim; this is the whole call as the kubelet waited for it.
+            log.debug(
+                "call_answered",
+                claims=len(refs),
+                failed=len(failed),
+                duration_ms=round((time.monotonic() - started) * 1000, 1),
+            )
+        return outcomes
 
     def _ask(self, call: Any, refs: Sequence[ClaimRef]) -> Mapping[str, Any]:
         # A marked border: whatever escapes the engine becomes the answer for each claim, never a dead call.
@@ -132,7 +141,7 @@ def _refs(request: Any) -> list[ClaimRef]:
 def _about(refs: Sequence[ClaimRef]) -> dict[str, object]:
     if len(refs) == 1:
         return {"claim": str(refs[0]), "claim_uid": refs[0].uid}
-    return {"claims_in_call": len(refs)}
+    return {}
 
 
 def _fill_prepared(
@@ -156,18 +165,6 @@ def _fill_prepared(
 def _text(error: DraError) -> str:
     text = str(error)
     return text if len(text) <= MAX_ERROR_CHARACTERS else text[: MAX_ERROR_CHARACTERS - 3] + "..."
-
-
-def _log_outcome(done: str, failed: str, *, ref: ClaimRef, error: object, started: float) -> None:
-    fields: dict[str, object] = {
-        "claim": str(ref),
-        "claim_uid": ref.uid,
-        "duration_ms": round((time.monotonic() - started) * 1000, 1),
-    }
-    if isinstance(error, DraError):
-        log.warning(failed, **{**error_fields(error), **fields})
-    else:
-        log.info(done, **fields)
 
 
 def new_pool(threads: int = 16) -> ThreadPoolExecutor:

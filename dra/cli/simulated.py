@@ -1,0 +1,34 @@
+"""A simulated machine for `dra plugin --simulate`: the one place where the command line meets the simulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dra.errors import ConfigError
+from dra.plugin.machine import Machine, host_paths
+from dra.plugin.settings import PluginSettings
+
+
+def simulated_machine(settings: PluginSettings) -> Machine:
+    """Give the simulated node below `--host-root`, made if it is not there.
+
+    Raises:
+        ConfigError: DRA-FLAG-SIMULATE: no such profile, or the directory holds another machine.
+    """
+    from dra.host.proc import kernel_driver_version
+    from dra.nvml.library import InjectedLibrary
+    from dra.sim.node import SimulatedNode
+
+    if str(settings.host_root) == "/":
+        raise ConfigError(
+            "DRA-FLAG-SIMULATE",
+            "--simulate needs a directory for the simulated node's files",
+            remedy="Give --host-root DIRECTORY.",
+        )
+    try:
+        node = SimulatedNode(settings.simulate, settings.host_root)
+    except (KeyError, ValueError) as error:
+        raise ConfigError("DRA-FLAG-SIMULATE", f"--simulate {settings.simulate}: {error}") from error
+    more: dict[str, Any] = node.paths_kwargs()
+    paths = host_paths(settings, **more)
+    return Machine(paths, InjectedLibrary(node.library), lambda: kernel_driver_version(paths))

@@ -1,0 +1,289 @@
+"""The node daemon: what depends on what, the order of starting and stopping, signals.
+
+    host paths -> NVML session -> live inventory -> pool -> publisher -> API server
+    kubelet -> endpoint -> engine -> CDI files;  janitor -> engine
+
+Starting waits for nothing: no driver, no API server and no kubelet are each a state in which it lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+from dra.cdi.model import CdiOptions, Exposure
+from dra.cdi.renderer import CdiRenderer, parse_capabilities
+from dra.controller.publisher import Publisher
+from dra.errors import DraError
+from dra.health.feed import HealthFeed
+from dra.host.boot import boot_id
+from dra.inventory.live import LiveInventory, on_bus_of
+from dra.inventory.model import Inventory
+from dra.inventory.scan import Scanner
+from dra.kube.client import KubeClient
+from dra.kube.connection import Connection, KubeOptions
+from dra.kube.events import EventRecorder
+from dra.nvml.session import HoldPolicy, NvmlSession
+from dra.plugin.endpoint import STOP_GRACE_SECONDS, Endpoint
+from dra.plugin.machine import Machine
+from dra.plugin.pool_source import PoolSource
+from dra.plugin.ports import ClaimEvents, ClaimPort, GpuUsers
+from dra.plugin.probe import Probe
+from dra.plugin.readiness import Readiness
+from dra.plugin.settings import PluginSettings, describe_ignored
+from dra.plugin.sockets import plan_sockets
+from dra.prepare.engine import Engine, EnginePorts, EngineSettings
+from dra.prepare.janitor import Janitor
+from dra.telemetry.log import error_fields, get_logger
+
+log = get_logger()
+
+# How long a prepare call waits for the hardware to be looked at again when its device is not known.
+FRESH_INVENTORY_SECONDS = 5.0
+# glibc's mallopt: the number of arenas. Threads that each had their own would keep memory.
+_M_ARENA_MAX = -8
+
+
+class Daemon:
+    """One instance of the driver on one machine."""
+
+    def __init__(self, settings: PluginSettings, machine: Machine) -> None:
+        self.settings, self.machine = settings, machine
+        paths = machine.paths
+        self._stop_asked = threading.Event()
+        self._made = contextlib.ExitStack()
+        self.readiness = Readiness()
+        self.client = KubeClient(
+            Connection(
+                KubeOptions(kubeconfig=settings.kubeconfig or None, user_agent=f"dra/{settings.driver_name}")
+            ),
+            qps=settings.kube_qps,
+            burst=settings.kube_burst,
+            field_manager=settings.driver_name,
+        )
+        self.events = EventRecorder(self.client, component=settings.driver_name, host=settings.node_name)
+        self.session = NvmlSession(
+            machine.library, hold=HoldPolicy(settings.nvml_hold), kernel_version=machine.kernel_version
+        )
+        self.inventory = LiveInventory(
+            Scanner(self.session, paths).scan,
+            interval_seconds=settings.inventory_interval_seconds,
+            in_use=self._devices_in_use,
+            on_bus=on_bus_of(paths),
+            tidy=self.session.tidy,
+        )
+        self.engine = Engine(self._engine_settings(), self._engine_ports())
+        self.janitor = Janitor(
+            self.engine,
+            ClaimPort(self.client),
+            device_in_use=GpuUsers(self.session, lambda: self.inventory.current).in_use,
+            notify=ClaimEvents(self.events).notify,
+        )
+        self.feed = HealthFeed()
+        self.pool = PoolSource(settings.driver_name, settings.node_name, feed=self.feed)
+        self.publisher = Publisher(
+            self.client,
+            settings.node_name,
+            settings.driver_name,
+            lock_path=paths.state_dir(settings.driver_name) / "publisher.lock",
+            start_jitter_seconds=settings.start_jitter_seconds,
+            on_server_version=self.pool.server_is,
+            on_dropped=lambda dropped: self.pool.server_dropped(dropped.gates),
+        )
+        self.pool.publish_to(self.publisher.set_desired)
+        self.endpoint = Endpoint(
+            settings.driver_name,
+            sockets=plan_sockets(
+                settings.driver_name,
+                plugins_dir=paths.kubelet_plugins_dir,
+                registry_dir=paths.kubelet_registry_dir,
+                pod_uid=settings.pod_uid,
+            ),
+            engine=self.engine,
+            feed=self.feed,
+            on_status=self._kubelet_said,
+            on_failure=ClaimEvents(self.events).failed,
+        )
+        self.probe = Probe(
+            registration=self.endpoint.sockets.registration,
+            service=self.endpoint.sockets.service,
+            readiness=self.readiness,
+        )
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def _engine_settings(self) -> EngineSettings:
+        paths = self.machine.paths
+        return EngineSettings(
+            driver=self.settings.driver_name,
+            pool=self.settings.node_name,
+            state_dir=paths.state_dir(self.settings.driver_name),
+            cdi_root=paths.cdi_root,
+            boot_id=boot_id(paths),
+        )
+
+    def _engine_ports(self) -> EnginePorts:
+        settings = self.settings
+        options = CdiOptions(
+            driver=settings.driver_name,
+            exposure=cast("Exposure", settings.cdi_exposure),
+            capabilities=parse_capabilities(settings.driver_capabilities),
+            hook_path=settings.cdi_hook_path,
+        )
+        return EnginePorts(
+            source=ClaimPort(self.client),
+            inventory=lambda: self.inventory.current,
+            fresh_inventory=self._look_again,
+            renderer=CdiRenderer(self.machine.paths, options),
+            notify=ClaimEvents(self.events).notify,
+            conflict=self._conflict,
+            step=crash_step(settings.crash_at),
+        )
+
+    def _conflict(self, holder_uid: str) -> None:
+        self.janitor.request(holder_uid)
+
+    def _look_again(self) -> Inventory:
+        self.inventory.rescan_and_wait(timeout_seconds=FRESH_INVENTORY_SECONDS)
+        return self.inventory.current
+
+    def _devices_in_use(self) -> set[str]:
+        return {hold.device for hold in self.engine.store.holds(self.engine.settings.boot_id)}
+
+    def _kubelet_said(self, accepted: bool, error: str) -> None:
+        self.readiness.set("registered", "" if accepted else f"the kubelet refused the driver: {error}")
+
+    def _pool_missing(self) -> str:
+        """Say why the pool in the API is not the wanted one; empty if it is, or if another instance publishes.
+
+        A new pod of a rolling update must become ready while the old one still holds the publisher's lock.
+        """
+        status = self.publisher.status()
+        if status.ready or status.state == "waiting":
+            return ""
+        if status.last_error is not None:
+            return str(status.last_error)
+        return "the pool is not published yet" if self.pool.looked else "the hardware was not looked at yet"
+
+    # -- life --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start everything; returns at once.
+
+        Raises:
+            HostError, ConfigError: what no retry would mend: the state directory, the probe's port.
+        """
+        settings = self.settings
+        log.info(
+            "plugin_starting",
+            driver=settings.driver_name, node=settings.node_name, simulate=settings.simulate,
+            service=str(self.endpoint.sockets.service), registration=str(self.endpoint.sockets.registration),
+        )  # fmt: skip
+        if settings.ignored:
+            log.warning("settings_without_effect", text=describe_ignored(settings.ignored))
+        self.readiness.set("registered", "the kubelet has not registered the driver yet")
+        self.readiness.ask("sockets", lambda: "" if self.endpoint.present else "a socket is not in place")
+        self.readiness.ask("pool", self._pool_missing)
+        self.inventory.subscribe(self.pool.inventory_changed)
+        self.inventory.start()
+        self.engine.open()
+        self.endpoint.start()
+        self.publisher.start()
+        self.janitor.start()
+        if settings.healthcheck_port >= 0:
+            self.probe.start(settings.healthcheck_port)
+        gc.freeze()
+        log.info("plugin_started", probe_port=self.probe.port)
+
+    def stop(self, *, grace_seconds: float = STOP_GRACE_SECONDS) -> bool:
+        """Stop: registration, publishing, calls in flight. Slices and CDI files stay. Gives whether all calls ended."""
+        self.endpoint.leave()
+        self.publisher.stop(timeout_seconds=1.0)
+        finished = self.endpoint.stop(grace_seconds=grace_seconds)
+        self.janitor.stop()
+        self.probe.stop()
+        self.inventory.stop(timeout_seconds=1.0)
+        self.events.stop(timeout_seconds=0.5)
+        self.session.close()
+        self.client.close()
+        self.machine.close()
+        log.info("plugin_stopped", calls_finished=finished)
+        return finished
+
+    def run(self) -> int:
+        """Start, wait for a signal, stop; gives the exit status. Call from the main thread."""
+        tune_memory()
+        self._watch_signals()
+        self.start()
+        self._stop_asked.wait()
+        finished = self.stop()
+        if not finished:
+            # Threads that hang in a driver would keep the interpreter from ending.
+            os._exit(0)
+        return 0
+
+    def _watch_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, self._asked_to_stop)
+        signal.signal(signal.SIGUSR1, self._asked_to_let_go)
+        state_dir = self.machine.paths.state_dir(self.settings.driver_name)
+        try:
+            state_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
+            stacks = (state_dir / "stacks.txt").open("w")
+        except OSError as error:
+            log.warning("stack_dump_unavailable", path=str(state_dir), error=str(error))
+            return
+        self._made.push(stacks)
+        # Written by C code: it works when every Python thread is stuck.
+        faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
+
+    def _asked_to_stop(self, number: int, _frame: Any) -> None:
+        log.info("signal_received", signal=signal.Signals(number).name)
+        self._stop_asked.set()
+
+    def _asked_to_let_go(self, _number: int, _frame: Any) -> None:
+        """SIGUSR1 lets go of NVML (for a driver unload or a GPU reset), and once more takes it up again."""
+        threading.Thread(target=self._toggle_nvml, name="nvml-release", daemon=True).start()
+
+    def _toggle_nvml(self) -> None:
+        try:
+            if self.session.state.released:
+                self.session.resume()
+                self.inventory.rescan("NVML was taken up again")
+                log.info("nvml_resumed")
+            else:
+                log.info("nvml_released", complete=self.session.release("SIGUSR1"))
+        except DraError as error:
+            log.warning("nvml_release_failed", **error_fields(error))
+
+
+def crash_step(crash_at: tuple[str, int] | None) -> Callable[[str], None]:
+    """Give the callable for the journal's steps: it kills this process at the chosen one, for tests."""
+    if crash_at is None:
+        return lambda _step: None
+    wanted, count = crash_at
+    lock, seen = threading.Lock(), [0]
+
+    def step(name: str) -> None:
+        if name != wanted:
+            return
+        with lock:
+            seen[0] += 1
+            reached = seen[0] >= count
+        if reached:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return step
+
+
+def tune_memory() -> None:
+    """Keep glibc from giving each thread an arena of its own."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)

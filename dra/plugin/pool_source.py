@@ -1,0 +1,93 @@
+"""Turns each new inventory into the pool to publish and into the health that is streamed.
+
+The shape of the pool depends on what the API server stores; the publisher tells, first its version and then what
+it left out. Until it does, the newest server is assumed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from dra.health.feed import HealthFeed, plan_conditions
+from dra.inventory.diff import InventoryDiff
+from dra.inventory.model import Inventory
+from dra.slices.features import NEWEST, ServerFeatures
+from dra.slices.pool import PoolContent, build_pool
+from dra.telemetry.log import get_logger
+
+log = get_logger()
+
+
+class PoolSource:
+    """Builds on the thread that brings the news and hands on at once. Safe from several threads.
+
+    Args:
+        driver: name of the driver.
+        node_name: the node, whose name the pool has too.
+        feed: takes the health of the pool's devices.
+    """
+
+    def __init__(self, driver: str, node_name: str, *, feed: HealthFeed) -> None:
+        self._driver, self._node_name, self._feed = driver, node_name, feed
+        self._lock = threading.Lock()
+        self._inventory: Inventory | None = None
+        self._features = NEWEST
+        self._problems: tuple[object, ...] = ()
+        self._publish: Callable[[PoolContent], None] = lambda _pool: None
+
+    def publish_to(self, publish: Callable[[PoolContent], None]) -> None:
+        """Say who takes the pools."""
+        self._publish = publish
+
+    @property
+    def looked(self) -> bool:
+        """Whether there was an inventory yet."""
+        return self._inventory is not None
+
+    def inventory_changed(self, inventory: Inventory, _difference: InventoryDiff) -> None:
+        """Take a new inventory (a subscriber of the live inventory)."""
+        with self._lock:
+            self._inventory = inventory
+            self._build()
+
+    def server_is(self, version: tuple[int, int]) -> None:
+        """Take the API server's version."""
+        with self._lock:
+            self._features = ServerFeatures.of_version(*version)
+            log.info("server_version_known", version=".".join(str(part) for part in version))
+            self._build()
+
+    def server_dropped(self, gates: Collection[str]) -> None:
+        """Take the gates whose fields the server did not store. They stay out until its version changes."""
+        with self._lock:
+            narrowed = narrow(self._features, gates)
+            if narrowed != self._features:
+                self._features = narrowed
+                self._build()
+
+    def _build(self) -> None:
+        if self._inventory is None:
+            return
+        pool = build_pool(
+            self._inventory, node_name=self._node_name, driver=self._driver, features=self._features
+        )
+        names = [str(device["name"]) for device in pool.devices]
+        self._feed.publish(plan_conditions(self._inventory, pool=pool.pool_name, devices=names))
+        for problem in pool.problems:
+            if problem not in self._problems:
+                log.warning("device_published_with_problem", problem=str(problem))
+        self._problems = pool.problems
+        self._publish(pool)
+
+
+def narrow(features: ServerFeatures, gates: Collection[str]) -> ServerFeatures:
+    """Give the features of a server on which these gates are off."""
+    return replace(
+        features,
+        device_taints=features.device_taints and "DRADeviceTaints" not in gates,
+        partitionable=features.partitionable and "DRAPartitionableDevices" not in gates,
+        consumable=features.consumable and "DRAConsumableCapacity" not in gates,
+        list_attributes=features.list_attributes and "DRAListTypeAttributes" not in gates,
+    )

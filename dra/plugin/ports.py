@@ -1,0 +1,98 @@
+"""What the prepare room asks of the API server and of NVML, made from the clients of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from dra.api.claim import ClaimRef
+from dra.errors import DraError
+from dra.inventory.model import Inventory
+from dra.inventory.names import parse_device_name
+from dra.nvml.session import NvmlSession
+from dra.prepare.model import Notice
+from dra.prepare.record import Record
+from dra.telemetry.log import error_fields, get_logger
+
+if TYPE_CHECKING:
+    from dra.kube.client import KubeClient
+    from dra.kube.events import EventRecorder
+
+log = get_logger()
+
+# Without a loaded driver nothing can run on a GPU.
+_NO_DRIVER = frozenset({"DRA-NVML-LIBRARY-NOT-FOUND", "DRA-NVML-DRIVER-NOT-LOADED"})
+
+
+class ClaimPort:
+    """ResourceClaims of the API server, read when asked, never cached."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+
+    def get(self, namespace: str, name: str, timeout_seconds: float) -> dict[str, Any]:
+        """Give a claim. Raises KubeError."""
+        from dra.kube.resources import RESOURCE_CLAIMS
+
+        return self._client.get(RESOURCE_CLAIMS, name, namespace, timeout_seconds=timeout_seconds)
+
+    def list(self, timeout_seconds: float) -> Iterable[dict[str, Any]]:
+        """Give all claims. Raises KubeError."""
+        from dra.kube.resources import RESOURCE_CLAIMS
+
+        return self._client.list(RESOURCE_CLAIMS, timeout_seconds=timeout_seconds).items
+
+
+class ClaimEvents:
+    """Says on the claim in the API what went wrong with it."""
+
+    def __init__(self, events: EventRecorder) -> None:
+        self._events = events
+
+    def notify(self, notice: Notice) -> None:
+        """Write an Event about a notice of the prepare room; one without a claim is only logged."""
+        if notice.ref is None:
+            log.warning("claim_notice", reason=notice.reason, message=notice.message)
+            return
+        self._emit(notice.ref, notice.reason, notice.message, warning=notice.warning)
+
+    def failed(self, verb: str, ref: ClaimRef, error: DraError) -> None:
+        """Write an Event about a failed prepare or unprepare call."""
+        self._emit(ref, f"{verb.capitalize()}Failed", str(error), warning=True)
+
+    def _emit(self, ref: ClaimRef, reason: str, message: str, *, warning: bool) -> None:
+        from dra.kube.events import ObjectReference
+
+        about = ObjectReference("resource.k8s.io/v1", "ResourceClaim", ref.name, ref.uid, ref.namespace)
+        self._events.emit(about, "Warning" if warning else "Normal", reason, message)
+
+
+class GpuUsers:
+    """Whether processes run on the devices of a claim, as NVML sees them."""
+
+    def __init__(self, session: NvmlSession, inventory: Callable[[], Inventory]) -> None:
+        self._session, self._inventory = session, inventory
+
+    def in_use(self, record: Record) -> bool:
+        """Whether any device of the record has processes. Where NVML does not say, it is taken to have some."""
+        minors = {name.minor for result in record.results if (name := parse_device_name(result.device))}
+        return any(self._has_processes(minor) for minor in minors)
+
+    def _has_processes(self, minor: int) -> bool:
+        gpu = next((gpu for gpu in self._inventory().gpus if gpu.minor == minor), None)
+        if gpu is None:
+            return False
+        subject = str(gpu.pci_address)
+
+        def count(api: Any) -> int:
+            handle = api.handle(gpu.pci_address)
+            names = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
+            return sum(len(api.optional(name, handle, subject=subject) or ()) for name in names)
+
+        try:
+            return self._session.run(count, subject=subject) > 0
+        except DraError as error:
+            if error.code in _NO_DRIVER:
+                return False
+            log.warning("gpu_users_unknown", **error_fields(error))
+            return True

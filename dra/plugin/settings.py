@@ -1,0 +1,194 @@
+"""What `dra plugin` can be told: one frozen value, made from flags and environment, checked as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from dra.errors import ConfigError
+from dra.values import is_dns_label, is_dns_subdomain
+
+DRIVER_NAME = "gpu.nvidia.com"
+# NVIDIA's driver mounts the driver root here in its container.
+CONTAINER_DRIVER_ROOT = Path("/driver-root")
+
+MigMode = Literal["dynamic", "static", "none"]
+MIG_MODES: tuple[MigMode, ...] = ("dynamic", "static", "none")
+NVML_HOLDS = ("auto", "always", "never")
+EXPOSURES = ("auto", "hooks", "soname", "ld-library-path")
+
+# NVIDIA's gates. True: what it asks for is built in here and `=true` is how things are.
+GATES: Mapping[str, bool] = {
+    "TimeSlicingSettings": True,
+    "MPSSupport": True,
+    "DynamicMIG": True,
+    "NVMLDeviceHealthCheck": True,
+    "DeviceMetadata": True,
+    "ConsumableShares": True,
+    "DRAListTypeAttributes": False,
+    "PassthroughSupport": False,
+    "FabricManagerPartitioning": False,
+    "IMEXDaemonsWithDNSNames": False,
+    "ComputeDomainCliques": False,
+    "CrashOnNVLinkFabricErrors": False,
+    "HostManagedIMEXDaemon": False,
+    "AllAlpha": False,
+    "AllBeta": False,
+    "ContextualLogging": False,
+    "LoggingAlphaOptions": False,
+    "LoggingBetaOptions": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PluginSettings:
+    """Everything the node daemon is told. Paths are as this process sees them.
+
+    Args:
+        node_name: the Node's name.
+        driver_name: name of the driver, and of its socket and state directories.
+        pod_uid: UID of the pod that this runs in; empty outside of a pod.
+        host_root: prefix of the host's files; not `/` for simulated nodes and special mounts.
+        driver_root_host: the NVIDIA driver's root as the host spells it.
+        driver_root: the same as this process sees it; None: found out.
+        plugins_dir, registry_dir, cdi_root: None: the usual places.
+        healthcheck_port: TCP port of the probe; negative: none.
+        gates: NVIDIA's feature gates that were set.
+        ignored: flags that were given and have no effect, for a warning.
+        crash_at: name of a journal step at which a simulated daemon kills itself, and the how-manieth time.
+    """
+
+    node_name: str
+    driver_name: str = DRIVER_NAME
+    namespace: str = "default"
+    pod_uid: str = ""
+    host_root: Path = Path("/")
+    driver_root_host: str = "/"
+    driver_root: Path | None = None
+    plugins_dir: Path | None = None
+    registry_dir: Path | None = None
+    cdi_root: Path | None = None
+    cdi_hook_path: str = ""
+    cdi_exposure: str = "auto"
+    driver_capabilities: str = ""
+    nvml_hold: str = "auto"
+    mig_mode: MigMode = "dynamic"
+    sharing: str = "disabled"
+    inventory_interval_seconds: float = 30.0
+    start_jitter_seconds: float = 0.0
+    kubeconfig: str = ""
+    kube_qps: float = 5.0
+    kube_burst: int = 10
+    healthcheck_port: int = -1
+    http_endpoint: str = ""
+    metrics_path: str = "/metrics"
+    ignored_xids: tuple[int, ...] = ()
+    gates: Mapping[str, bool] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    simulate: str = ""
+    crash_at: tuple[str, int] | None = None
+
+
+def check_settings(settings: PluginSettings) -> None:
+    """Refuse what cannot work.
+
+    Raises:
+        ConfigError: DRA-FLAG-…; names the flag.
+    """
+    if not settings.node_name:
+        raise ConfigError(
+            "DRA-FLAG-NODE-NAME",
+            "the name of the node is not known",
+            remedy="Give --node-name or set NODE_NAME from spec.nodeName through the downward API.",
+        )
+    if not is_dns_subdomain(settings.node_name):
+        raise ConfigError(
+            "DRA-FLAG-NODE-NAME", f"--node-name {settings.node_name!r} is not the name of a node"
+        )
+    if not is_dns_subdomain(settings.driver_name, limit=63):
+        raise ConfigError(
+            "DRA-FLAG-DRIVER-NAME",
+            f"--driver-name {settings.driver_name!r} is not a DNS name of at most 63 characters",
+        )
+    # Source: pods' UIDs; mirror pods have ones without dashes.
+    if settings.pod_uid and not is_dns_label(settings.pod_uid):
+        raise ConfigError("DRA-FLAG-POD-UID", f"POD_UID {settings.pod_uid!r} is not the UID of a pod")
+    if settings.healthcheck_port > 65535:
+        raise ConfigError("DRA-FLAG-PORT", f"--healthcheck-port {settings.healthcheck_port} is not a port")
+    # argparse does not check choices that come from the environment.
+    for name, value, allowed in (
+        ("--nvml-hold", settings.nvml_hold, NVML_HOLDS),
+        ("--mig-mode", settings.mig_mode, MIG_MODES),
+        ("--cdi-exposure", settings.cdi_exposure, EXPOSURES),
+    ):
+        if value not in allowed:
+            raise ConfigError(
+                "DRA-FLAG-VALUE", f"{name} cannot be {value!r}", remedy=f"Use one of {', '.join(allowed)}."
+            )
+    if settings.inventory_interval_seconds < 1:
+        raise ConfigError(
+            "DRA-FLAG-INTERVAL", "--inventory-interval must be at least 1 second", remedy="Use 30 or more."
+        )
+
+
+def parse_gates(text: str) -> dict[str, bool]:
+    """Read `--feature-gates`: `Name=true,Other=false`.
+
+    Raises:
+        ConfigError: DRA-FEATURE-GATE: an unknown name or value.
+    """
+    found: dict[str, bool] = {}
+    for entry in (part.strip() for part in text.split(",")):
+        if not entry:
+            continue
+        name, equals, value = entry.partition("=")
+        if not equals or value.lower() not in ("true", "false"):
+            raise ConfigError(
+                "DRA-FEATURE-GATE", f"{entry!r} in --feature-gates is not NAME=true or NAME=false"
+            )
+        if name not in GATES:
+            raise ConfigError(
+                "DRA-FEATURE-GATE",
+                f"unknown feature gate {name!r}",
+                remedy=f"Known are {', '.join(sorted(GATES))}.",
+            )
+        found[name] = value.lower() == "true"
+    return found
+
+
+def gates_without_effect(gates: Mapping[str, bool]) -> tuple[str, ...]:
+    """Give the gates that were set and change nothing here: those of features that this driver does not have."""
+    return tuple(name for name in sorted(gates) if not GATES[name])
+
+
+def parse_xids(text: str) -> tuple[int, ...]:
+    """Read a list of XIDs with commas.
+
+    Raises:
+        ConfigError: DRA-FLAG-XIDS.
+    """
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise ConfigError("DRA-FLAG-XIDS", f"{text!r} is not a list of XID numbers with commas") from error
+
+
+def parse_crash_point(text: str, *, simulate: str) -> tuple[str, int] | None:
+    """Read `DRA_CRASH_AT`: `step` or `step#count`; ignored on a real node.
+
+    Raises:
+        ConfigError: DRA-FLAG-CRASH.
+    """
+    if not text or not simulate:
+        return None
+    step, mark, count = text.partition("#")
+    if mark and not (count.isascii() and count.isdigit() and int(count) > 0):
+        raise ConfigError("DRA-FLAG-CRASH", f"DRA_CRASH_AT={text!r} is not STEP or STEP#COUNT")
+    return step, int(count) if mark else 1
+
+
+def describe_ignored(names: Iterable[str]) -> str:
+    """Give the text of the warning about settings without effect."""
+    return ", ".join(names) + ": accepted for compatibility, without effect here"
