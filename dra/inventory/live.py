@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections.abc import Callable, Collection
 
-from dra.errors import BugError
 from dra.host.paths import HostPaths
 from dra.host.pci import device_dir
 from dra.inventory.diff import InventoryDiff, diff
@@ -101,10 +101,10 @@ class LiveInventory:
 
     def rescan(self, reason: str = "") -> None:
         """Look again at once. Requests made during a look are answered together by the next."""
-        self._log.debug("inventory_rescan_requested", reason=reason)
         with self._changed:
             self._asked = True
             self._changed.notify_all()
+        self._log.debug("inventory_rescan_requested", reason=reason)
 
     def rescan_and_wait(self, *, timeout_seconds: float) -> bool:
         """Look again and wait until a look that began after this call is over; False after the timeout."""
@@ -132,15 +132,7 @@ class LiveInventory:
             self._wait()
 
     def _look(self) -> None:
-        try:
-            scanned = self._scan()
-            kept = plan_inventory(self._kept, scanned, in_use=self._in_use(), on_bus=self._on_bus)
-        except Exception as error:  # the thread must live: what is known stays known
-            self._log.exception("inventory_scan_failed", error_code="DRA-BUG")
-            bug = BugError("DRA-BUG", f"the scan failed: {type(error).__name__}: {error}")
-            old = self._kept.inventory
-            problem = ScanProblem(NODE, bug.code, bug.message, "Report this with the log.")
-            kept = Kept(Inventory(old.driver_version, old.cuda_version, old.gpus, (problem,)))
+        kept = self._plan()
         with self._changed:
             before = self._kept.inventory
             first = self._scans == 0
@@ -148,15 +140,32 @@ class LiveInventory:
             subscribers = tuple(self._subscribers)
         difference = diff(before, kept.inventory)
         if difference or first:
-            self._report(difference)
+            # A log whose stream is gone must not end the thread.
+            with contextlib.suppress(Exception):
+                self._report(difference)
             for told in subscribers:
-                try:
-                    told(kept.inventory, difference)
-                except Exception:
-                    self._log.exception("inventory_subscriber_failed", error_code="DRA-BUG")
+                self._tell(told, kept.inventory, difference)
         with self._changed:
             self._scans += 1
             self._changed.notify_all()
+
+    def _plan(self) -> Kept:
+        try:
+            return plan_inventory(self._kept, self._scan(), in_use=self._in_use(), on_bus=self._on_bus)
+        except Exception as error:  # the thread must live: what is known stays known
+            with contextlib.suppress(Exception):
+                self._log.exception("inventory_scan_failed", error_code="DRA-BUG")
+            old = self._kept.inventory
+            text = f"the scan failed: {type(error).__name__}: {error}"
+            problem = ScanProblem(NODE, "DRA-BUG", text, "Report this with the log.")
+            return Kept(Inventory(old.driver_version, old.cuda_version, old.gpus, (problem,)))
+
+    def _tell(self, told: Subscriber, inventory: Inventory, difference: InventoryDiff) -> None:
+        try:
+            told(inventory, difference)
+        except Exception:
+            with contextlib.suppress(Exception):
+                self._log.exception("inventory_subscriber_failed", error_code="DRA-BUG")
 
     def _report(self, difference: InventoryDiff) -> None:
         for gpu in difference.added:

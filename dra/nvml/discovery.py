@@ -15,12 +15,15 @@ from typing import Any
 from dra.errors import DraError
 from dra.host.paths import HostPaths
 from dra.nvml.api import NvmlApi
-from dra.nvml.errors import HUNG, SESSION_ENDED
+from dra.nvml.errors import HUNG, INVALID_ARGUMENT, NOT_FOUND, SESSION_ENDED
 from dra.nvml.facts import ADDRESSING_MODES, ARCHITECTURES, BRANDS, UNKNOWN, GpuFacts, Issue, NodeFacts
 from dra.nvml.kernel import KernelGpu, kernel_gpus
 from dra.nvml.mig import read_devices, read_profiles
 from dra.nvml.session import NvmlSession
 from dra.values import PciAddress
+
+# What NVML says to an address it did not count.
+_UNSEEN = frozenset({NOT_FOUND, INVALID_ARGUMENT, "DRA-NVML-GPU-NOT-FOUND"})
 
 _Reading = tuple[GpuFacts, tuple[Issue, ...]]
 
@@ -44,6 +47,7 @@ class Discovery:
         self._known: dict[PciAddress, _Known] = {}
         self._by_index: dict[int, PciAddress] = {}
         self._by_index_generation = 0
+        self._sought: set[PciAddress] = set()
 
     def scan(self, *, wake: bool = False, profiles: bool = False) -> NodeFacts:
         """Look at the node.
@@ -57,11 +61,24 @@ class Discovery:
         """
         self._session.refresh()
         kernel = kernel_gpus(self._paths)
+        facts, unseen = self._scan(kernel, wake=wake, profiles=profiles)
+        fresh = unseen - self._sought
+        self._sought = unseen
+        if fresh:
+            # Plugged in, or given back by a virtual machine, since the session was opened: NVML knows only what
+            # it counted then. Tried once for each.
+            self._session.reopen("new GPU")
+            facts, self._sought = self._scan(kernel, wake=wake, profiles=profiles)
+        return facts
+
+    def _scan(
+        self, kernel: dict[PciAddress, KernelGpu], *, wake: bool, profiles: bool
+    ) -> tuple[NodeFacts, set[PciAddress]]:
+        """Give what there is, and the GPUs of the kernel's that NVML does not know."""
         count, driver_version, cuda_version, generation = self._session.run(_read_node)
         issues: list[Issue] = []
-        addresses = set(kernel)
-        if count > len(addresses):
-            addresses |= self._addresses_by_index(count, generation, issues)
+        # /proc lists every GPU the module has, unless it is hidden as a whole.
+        addresses = set(kernel) or self._addresses_by_index(count, generation, issues)
         asleep, readers = {}, {}
         for address in sorted(addresses):
             known = self._known.get(address)
@@ -85,9 +102,11 @@ class Discovery:
                 self._known[address] = _Known(facts, generation, driver_version, kernel.get(address))
         gpus = {**asleep, **read}
         self._known = {address: known for address, known in self._known.items() if address in gpus}
-        return NodeFacts(
+        found = NodeFacts(
             driver_version, cuda_version, tuple(gpus[key] for key in sorted(gpus)), tuple(issues)
         )
+        unseen = {issue.subject for issue in issues if issue.code in _UNSEEN}
+        return found, {address for address in kernel if str(address) in unseen}
 
     def _may_sleep(self, known: _Known, kernel: KernelGpu | None) -> bool:
         if known.facts.persistence or kernel is None or known.kernel is None:
@@ -216,7 +235,10 @@ def _read_changing(api: NvmlApi, handle: Any, facts: GpuFacts, subject: str, *, 
         persistence=persistence != 0,
     )
     issues: tuple[Issue, ...] = ()
-    if facts.mig_capable and not facts.mig_profiles and (enabled or profiles):
+    if not (facts.mig_capable and (enabled or profiles)):
+        # Not kept from a time when they were asked for: equal nodes give equal facts.
+        facts = replace(facts, mig_profiles=())
+    elif not facts.mig_profiles:
         offered = read_profiles(api, handle, subject=subject, memory_bytes=facts.memory_bytes)
         facts = replace(facts, mig_profiles=offered)
     if enabled:

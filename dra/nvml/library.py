@@ -40,6 +40,7 @@ _WSL_DIR = "/usr/lib/wsl/lib"
 _IN_CACHE = re.compile(rb"(/[^\0]*/" + re.escape(LIBRARY).encode() + rb")\0")
 # e_machine of ELF. Source: elf(5).
 _MACHINES = {"x86_64": 62, "aarch64": 183}
+_THIS_MACHINE = platform.machine()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +79,32 @@ class LibrarySource(Protocol):
 
 
 class RootedLibrary:
-    """The library of the first driver root that has one; looked for anew at each call."""
+    """The library of the first driver root that has one; looked for anew at each call.
 
-    def __init__(self, roots: Sequence[Path]) -> None:
+    Args:
+        roots: driver roots as this process sees them.
+        machine: the processor a library must be for; None: any.
+        load: how to get the library object of the file.
+    """
+
+    def __init__(
+        self,
+        roots: Sequence[Path],
+        *,
+        machine: str | None = _THIS_MACHINE,
+        load: Callable[[LibraryFile], object] | None = None,
+    ) -> None:
         self._roots = tuple(dict.fromkeys(roots))
+        self._machine = machine
+        self._load = load or load_library
 
     def fingerprint(self) -> LibraryFile:
         """Give the file that `load` would load."""
-        return find_library(self._roots)
+        return find_library(self._roots, machine=self._machine)
 
     def load(self) -> object:
         """Load the library."""
-        return load_library(self.fingerprint())
+        return self._load(self.fingerprint())
 
 
 class InjectedLibrary:
@@ -114,7 +129,7 @@ class InjectedLibrary:
             ) from error
 
 
-def find_library(roots: Sequence[Path]) -> LibraryFile:
+def find_library(roots: Sequence[Path], *, machine: str | None = _THIS_MACHINE) -> LibraryFile:
     """Give the library of the first root that has one for this machine.
 
     Raises:
@@ -123,7 +138,7 @@ def find_library(roots: Sequence[Path]) -> LibraryFile:
     errors: list[StackError] = []
     for root in roots:
         try:
-            return _find_in(root)
+            return _find_in(root, machine)
         except StackError as error:
             errors.append(error)
     # With several roots the most telling: one that exists says more than one that does not.
@@ -131,7 +146,7 @@ def find_library(roots: Sequence[Path]) -> LibraryFile:
     raise errors[0] if errors else StackError(LIBRARY_NOT_FOUND, "no driver root was given")
 
 
-def _find_in(root: Path) -> LibraryFile:
+def _find_in(root: Path, machine: str | None) -> LibraryFile:
     if not root.is_dir():
         raise StackError(
             "DRA-NVML-ROOT-MISSING",
@@ -143,7 +158,7 @@ def _find_in(root: Path) -> LibraryFile:
         real = resolve(root, inside)
         if real is None:
             continue
-        why = _unfit(real)
+        why = _unfit(real, machine)
         if why is None:
             return _describe(inside, real)
         unfit.append(f"{inside} {why}")
@@ -160,7 +175,7 @@ def _candidates(root: Path) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _unfit(path: Path) -> str | None:
+def _unfit(path: Path, machine: str | None) -> str | None:
     try:
         with path.open("rb") as file:
             header = file.read(20)
@@ -170,8 +185,8 @@ def _unfit(path: Path) -> str | None:
         return "is not an ELF file"
     if header[4] != 2:
         return "is a 32-bit library"
-    machine = _MACHINES.get(platform.machine())
-    if machine is not None and int.from_bytes(header[18:20], "little") != machine:
+    wanted = _MACHINES.get(machine or "")
+    if wanted is not None and int.from_bytes(header[18:20], "little") != wanted:
         return "is for another processor"
     return None
 

@@ -205,6 +205,17 @@ class NvmlSession:
                 self._end(opened, why="changed")
         return self._ensure_open().generation != before
 
+    def reopen(self, reason: str) -> None:
+        """Close the session, so that the next call opens it anew: NVML counts its GPUs only when it is opened.
+
+        Holders keep their hold; what they registered is gone, as their next call tells them (SESSION-LOST, or
+        another generation).
+        """
+        with self._changed:
+            opened = self._opened
+        if opened is not None:
+            self._end(opened, why=reason)
+
     def _ensure_open(self) -> Opened:
         with self._changed:
             self._check_released()
@@ -283,10 +294,7 @@ class NvmlSession:
 
     def close(self) -> None:
         """Close the session; the next call opens it again."""
-        with self._changed:
-            opened = self._opened
-        if opened is not None:
-            self._end(opened, why="closed")
+        self.reopen("closed")
         self._lanes.close()
 
     # Holding and letting go

@@ -111,6 +111,23 @@ def test_a_subscriber_that_fails_takes_nothing_from_the_next(live):
     assert now.rescan_and_wait(timeout_seconds=5)
 
 
+def test_a_log_that_cannot_be_written_does_not_end_it(live):
+    class Broken:
+        def __getattr__(self, name):
+            raise BrokenPipeError("nobody reads the log")
+
+    scans = Scans(inventory(gpu(0)))
+    now = live(scans)
+    now._log = Broken()
+    now.start()
+    assert now.wait_for_first(timeout_seconds=5)
+    scans.now = RuntimeError("a bug")
+    now.subscribe(lambda *_: 1 / 0)
+    assert now.rescan_and_wait(timeout_seconds=5)
+    assert now.current.gpus == (gpu(0),)
+    assert "a bug" in now.current.problems[0].message
+
+
 def test_a_subscriber_may_ask_and_leave_from_inside(live):
     scans, heard = Scans(inventory(gpu(0))), []
     now = live(scans)

@@ -1,0 +1,88 @@
+"""The entry of `dra` and `kubectl-dra`: finds the command, runs it, turns errors into text and an exit code.
+
+Only the chosen command's module is imported. A command module has `add_parser(subparsers)` and
+`run(args) -> int`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dra import __version__
+from dra.errors import ConfigError, DraError
+
+# name -> (module, one line of help)
+COMMANDS = {
+    "plugin": ("dra.cli.plugin", "the node daemon: publishes GPUs and prepares claims"),
+    "inventory": ("dra.cli.inventory", "this node's GPUs and partitions"),
+    "sim": ("dra.cli.sim", "a simulated cluster to try the driver in"),
+}
+EXIT_ERROR = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; the exit code is the answer.
+
+    0: done. 1: the command failed, with `error: CODE: ...` on stderr. 2: what the user wrote is wrong. A command
+    may give codes of its own.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser(words)
+    args = parser.parse_args(words)
+    run = getattr(args, "run", None)
+    if run is None:
+        parser.print_help()
+        return EXIT_USAGE
+    try:
+        code = int(run(args))
+        sys.stdout.flush()
+        return code
+    except DraError as error:
+        print_error(error)
+        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_ERROR
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has enough. Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_ERROR
+
+
+def print_error(error: DraError) -> None:
+    """Print an error for people: the code, what happened, what to do."""
+    print(f"error: {error.code}: {error.message}", file=sys.stderr)
+    if error.remedy:
+        print(f"  {error.remedy}", file=sys.stderr)
+
+
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    called = Path(sys.argv[0]).name
+    name = "kubectl dra" if called.startswith("kubectl-dra") else "dra"
+    parser = argparse.ArgumentParser(
+        prog=name, description="A Kubernetes Dynamic Resource Allocation driver for NVIDIA GPUs."
+    )
+    parser.add_argument("--version", action="version", version=f"dra {__version__}")
+    subparsers: Any = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    for command, (module, help_text) in COMMANDS.items():
+        if command != chosen:
+            subparsers.add_parser(command, help=help_text, add_help=False)
+            continue
+        loaded = importlib.import_module(module)
+        before = set(subparsers.choices)
+        loaded.add_parser(subparsers)
+        for added in set(subparsers.choices) - before:
+            subparsers.choices[added].set_defaults(run=loaded.run)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

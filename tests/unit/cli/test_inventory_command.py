@@ -1,0 +1,178 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import structlog
+import yaml
+
+from dra import __version__
+from dra.cli.main import main
+from dra.slices.validate import validate_slices
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was():
+    """The command sets up logging for the process; the stream it took is gone after the test."""
+    yield
+    structlog.reset_defaults()
+
+
+def run(capsys, *words):
+    code = main(words)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_the_table_has_a_line_for_each_gpu(capsys):
+    code, out, err = run(capsys, "inventory", "--simulate", "dgx-h100")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "Driver 580.126.20, CUDA 13.0, 8 GPUs"
+    assert lines[1].split() == [
+        "NAME",
+        "PCI",
+        "ADDRESS",
+        "PRODUCT",
+        "MEMORY",
+        "ARCHITECTURE",
+        "CUDA",
+        "MIG",
+        "STATE",
+    ]
+    assert [line.split()[0] for line in lines[2:]] == [f"gpu-{n}" for n in range(8)]
+    assert all(line.endswith("ok") and "81559MiB" in line for line in lines[2:])
+
+
+def test_wide_adds_identity_and_topology(capsys):
+    _, out, _ = run(capsys, "inventory", "--simulate", "t4-x1", "-o", "wide")
+    assert "GPU-" in out
+    assert "pci0000:00" in out
+
+
+def test_json_and_yaml_hold_the_same(capsys):
+    _, as_json, _ = run(capsys, "inventory", "--simulate", "a100-l4", "-o", "json")
+    _, as_yaml, _ = run(capsys, "inventory", "--simulate", "a100-l4", "-o", "yaml")
+    content = json.loads(as_json)
+    assert yaml.safe_load(as_yaml) == content
+    assert [gpu["name"] for gpu in content["gpus"]] == ["gpu-2", "gpu-0", "gpu-3", "gpu-1"]
+    assert {gpu["productName"] for gpu in content["gpus"]} == {"NVIDIA A100-PCIE-40GB", "NVIDIA L4"}
+
+
+def test_profiles_are_shown_on_request(capsys):
+    _, out, _ = run(capsys, "inventory", "--simulate", "a30-x2", "-o", "json", "--profiles")
+    profiles = json.loads(out)["gpus"][0]["mig"]["profiles"]
+    whole = next(profile for profile in profiles if profile["name"] == "4g.24gb")
+    assert whole["placements"] == [{"start": 0, "size": 4}]
+
+
+def test_slices_are_what_the_driver_would_publish(capsys):
+    code, out, _ = run(capsys, "inventory", "--simulate", "dgx-a100", "-o", "slices", "--node-name", "node-7")
+    assert code == 0
+    (manifest,) = yaml.safe_load_all(out)
+    assert (manifest["apiVersion"], manifest["kind"]) == ("resource.k8s.io/v1", "ResourceSlice")
+    spec = manifest["spec"]
+    assert validate_slices([spec]) == []
+    assert (spec["driver"], spec["nodeName"], spec["pool"]["name"]) == ("gpu.nvidia.com", "node-7", "node-7")
+    assert [device["name"] for device in spec["devices"]] == [f"gpu-{n}" for n in range(8)]
+    for device in spec["devices"]:
+        assert set(device["attributes"]) == {
+            "type", "uuid", "productName", "brand", "architecture", "cudaComputeCapability", "driverVersion",
+            "cudaDriverVersion", "addressingMode", "resource.kubernetes.io/pciBusID",
+            "resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode",
+        }  # fmt: skip
+        assert device["attributes"]["driverVersion"] == {"version": "580.95.5"}
+        assert device["capacity"] == {"memory": {"value": "40Gi"}}
+
+
+def test_a_simulated_machine_leaves_nothing_behind(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    run(capsys, "inventory", "--simulate", "dgx-h100")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_node_without_a_driver_says_why_and_what_to_do(capsys, tmp_path):
+    (tmp_path / "etc").mkdir()
+    code, out, err = run(capsys, "inventory", "--host-root", str(tmp_path), "--driver-root", str(tmp_path))
+    assert code == 2
+    assert "0 GPUs" in out
+    assert err.startswith(
+        "problem: DRA-NVML-LIBRARY-NOT-FOUND: libnvidia-ml.so.1 is not under the driver root"
+    )
+    assert "--nvidia-driver-root" in err
+
+
+def test_the_driver_root_of_the_plugins_container_is_the_default(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("DRIVER_ROOT_CTR_PATH", str(tmp_path / "mounted"))
+    _, _, err = run(capsys, "inventory")
+    assert f"the driver root {tmp_path / 'mounted'} does not exist" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ("--simulate", "no-such-machine"),
+            "error: DRA-CLI-PROFILE: there is no machine profile 'no-such-machine'",
+        ),
+        (("--simulate", "t4-x1", "--kubernetes-version", "new"), "error: DRA-CLI-VERSION"),
+    ],
+)
+def test_wrong_words_are_an_error_with_a_remedy(capsys, words, says):
+    code, out, err = run(capsys, "inventory", *words)
+    assert (code, out) == (2, "")
+    assert err.startswith(says)
+    assert len(err.splitlines()) == 2
+
+
+def test_something_wrong_with_one_gpu_is_told_by_the_exit_code(capsys, monkeypatch):
+    from dra.sim.node import SimulatedNode
+
+    make = SimulatedNode.__init__
+
+    def with_a_lost_gpu(self, *args, **options):
+        make(self, *args, **options)
+        self.control.lose_gpu(1)
+
+    monkeypatch.setattr(SimulatedNode, "__init__", with_a_lost_gpu)
+    code, out, err = run(capsys, "inventory", "--simulate", "l40s-x4")
+    assert code == 1
+    assert [line.split()[-1] for line in out.splitlines()[2:]].count("ok") == 3
+    assert "problem: DRA-NVML-GPU-LOST: GPU 0000:" in err
+
+
+def test_the_version_and_the_help_need_no_command(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"dra {__version__}\n"
+    assert main([]) == 2
+    assert "inventory" in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_refused(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["inventry"])
+    assert ended.value.code == 2
+
+
+def test_kubectl_finds_the_same_command(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/usr/local/bin/kubectl-dra"])
+    main([])
+    assert capsys.readouterr().out.startswith("usage: kubectl dra")
+
+
+def test_a_command_imports_only_what_it_needs():
+    watch = (
+        "import sys; from dra.cli.main import main; main(['inventory', '--simulate', 't4-x1', '-o', 'json']);"
+        "print(sorted({name.split('.')[0] for name in sys.modules} & "
+        "{'grpc', 'kubernetes', 'pydantic', 'rich', 'yaml', 'google'}), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", watch], capture_output=True, text=True, timeout=60)
+    assert done.stderr.strip() == "[]"
+
+
+def test_a_reader_that_has_enough_ends_it_quietly():
+    command = f"{sys.executable} -m dra.cli.main inventory --simulate a2-megagpu-16g -o json | head -c 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("{", "")
