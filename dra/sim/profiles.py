@@ -192,7 +192,7 @@ _PROFILES = (
     ),
     MachineProfile(
         "a100-80gb-x2", "2 x A100-SXM4-80GB",
-        _slots("a100-80gb-x2", models.A100_SXM4_80GB, _DGX_A100_PLACES[:2]), "580.95.05", 13000, memory_gib=256,
+        _slots("a100-80gb-x2", models.A100_SXM4_80GB, _DGX_A100_PLACES[:2]), "580.95.05", 13000, memory_gib=256, numa_nodes=8,
     ),
     MachineProfile(
         "a30-x2", "2 x A30",

@@ -144,9 +144,7 @@ class SimulatedNvml:
                 continue
             if not fnmatch.fnmatchcase(function.name, fault.function):
                 continue
-            if fault.times < 0 or self.store.update(
-                lambda state, wanted=fault.number: _use_up(state, wanted)
-            ):
+            if fault.times < 0 or self.store.update(functools.partial(_use_up, fault_number=fault.number)):
                 return fault
         return None
 

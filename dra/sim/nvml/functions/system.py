@@ -38,7 +38,7 @@ _ERROR_TEXTS = {
 
 @nvml(Subject.NONE, initialised=False)
 def nvmlInitWithFlags(lib: SimulatedNvml, _: None, flags: Any) -> int | None:
-    """Open a session. Without NO_GPUS a node without any GPU refuses."""
+    """Open a session. Without NO_GPUS a node without any GPU refuses; with which status is not confirmed."""
     lib.initialise()
     if not lib.enumerated and not number(flags) & pynvml.NVML_INIT_FLAG_NO_GPUS:
         lib.finish()
