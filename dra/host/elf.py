@@ -47,7 +47,8 @@ def read_elf(path: str) -> ElfFacts | None:
 
 def _read(descriptor: int) -> ElfFacts | None:
     ident = os.pread(descriptor, 64, 0)
-    if ident[:4] != b"\x7fELF" or ident[4] not in (1, 2) or ident[5] not in (1, 2):
+    # A header of the 32-bit form has 52 bytes.
+    if len(ident) < 52 or ident[:4] != b"\x7fELF" or ident[4] not in (1, 2) or ident[5] not in (1, 2):
         return None
     wide = ident[4] == 2
     order = "<" if ident[5] == 1 else ">"
