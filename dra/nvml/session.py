@@ -36,6 +36,8 @@ CALL_SECONDS = 20.0
 INIT_SECONDS = 25.0
 LINGER_SECONDS = 5.0
 RELEASE_SECONDS = 5.0
+_IDLE, _CLOSED = "idle", "closed"
+_QUIET = (_IDLE, _CLOSED)
 
 
 class HoldPolicy(StrEnum):
@@ -104,7 +106,10 @@ class NvmlSession:
         self._opening = threading.Lock()
         self._opened: Opened | None = None
         self._opened_for: tuple[object, str] = (None, "")
+        # Ended, and perhaps not shut down yet: a call is still in it.
+        self._leaving: list[Opened] = []
         self._generation = 0
+        self._last_version = ""
         self._released = ""
         self._holds: list[Hold] = []
         self._log = get_logger()
@@ -244,7 +249,10 @@ class NvmlSession:
             if opened.ended:
                 retire(opened)
                 self._check_released()
-            self._log.info("nvml_session_opened", driver_version=opened.driver_version, generation=generation)
+            # With hold auto it is opened for every scan: news is only another driver.
+            say = self._log.debug if opened.driver_version == self._last_version else self._log.info
+            say("nvml_session_opened", driver_version=opened.driver_version, generation=generation)
+            self._last_version = opened.driver_version
             return opened
 
     def _check_released(self) -> None:
@@ -257,6 +265,7 @@ class NvmlSession:
 
     def _forget(self, opened: Opened) -> None:
         opened.ended = True
+        self._leaving = [each for each in self._leaving if not each.shut_down.is_set()] + [opened]
         if self._opened is opened:
             self._opened = None
 
@@ -267,7 +276,8 @@ class NvmlSession:
                 return
             self._forget(opened)
             idle = opened.users == 0
-        self._log.info("nvml_session_closed", reason=why, generation=opened.generation)
+        say = self._log.debug if why in _QUIET else self._log.info
+        say("nvml_session_closed", reason=why, generation=opened.generation)
         if idle:
             self._retire_with_deadline(opened)
 
@@ -289,12 +299,12 @@ class NvmlSession:
             left = opened.last_used + self._linger_seconds - self._clock()
         if left > 0:
             return left
-        self._end(opened, why="idle")
+        self._end(opened, why=_IDLE)
         return None
 
     def close(self) -> None:
         """Close the session; the next call opens it again."""
-        self.reopen("closed")
+        self.reopen(_CLOSED)
         self._lanes.close()
 
     # Holding and letting go
@@ -329,23 +339,28 @@ class NvmlSession:
         Holders are told, running calls may finish; nothing is opened again until `resume`. False after the
         timeout: a call is stuck in the driver, or a holder did not leave.
         """
-        end = self._clock() + timeout_seconds
+        end = time.monotonic() + timeout_seconds
         with self._changed:
             self._released = reason
-            opened = self._opened
             for hold in self._holds:
                 hold.let_go.set()
-            if opened is None:
-                return True
+        # An opening that is under way sees the request when it is done, and closes again.
+        if not self._opening.acquire(timeout=timeout_seconds):
+            return False
+        self._opening.release()
+        with self._changed:
+            opened = self._opened
 
             def free() -> bool:
-                return not self._holds and opened.users == 0
+                return not self._holds and (opened is None or opened.users == 0)
 
-            while not free() and (left := end - self._clock()) > 0:
-                self._changed.wait(left)
+            self._changed.wait_for(free, max(0.0, end - time.monotonic()))
             clean = free()
-        self._end(opened, why=reason)
-        return clean and opened.shut_down.wait(max(0.1, end - self._clock()))
+        if opened is not None:
+            self._end(opened, why=reason)
+        with self._changed:
+            leaving = tuple(self._leaving)
+        return clean and all(each.shut_down.wait(max(0.05, end - time.monotonic())) for each in leaving)
 
     def resume(self) -> None:
         """Allow opening again after `release`."""

@@ -16,7 +16,7 @@ from dra.slices.devices import SliceProblem, gpu_device, mig_device
 from dra.slices.features import ServerFeatures
 from dra.slices.rules import MAX_ATTRIBUTES_AND_CAPACITIES, check_device
 from dra.slices.taints import Taint, merge_taints, taint_of_unusable
-from dra.slices.validate import MAX_DEVICES, MAX_DEVICES_WITH_EXTRAS, has_extras
+from dra.slices.validate import MAX_DEVICES, MAX_DEVICES_WITH_EXTRAS, has_extras, validate_slices
 
 DRIVER = "gpu.nvidia.com"
 
@@ -111,13 +111,20 @@ def build_pool(
             tainted = _taint(fit, gpu, taints or {}, features, problems)
             if tainted is not None:
                 listed.append(tainted)
-    return PoolContent(
-        driver,
-        node_name,
-        pool_name or node_name,
-        tuple(SliceContent(chunk) for chunk in _chunks(listed, features)),
-        tuple(problems),
-    )
+    slices = tuple(SliceContent(chunk) for chunk in _chunks(listed, features))
+    pool = PoolContent(driver, node_name, pool_name or node_name, slices)
+    return replace(pool, problems=(*problems, *_invalid(pool)))
+
+
+def _invalid(pool: PoolContent) -> list[SliceProblem]:
+    """Say what the server will still refuse: what cannot be left out (names), and our own mistakes."""
+    return [
+        SliceProblem(
+            "", broken.path, "DRA-SLICE-INVALID", f"pool {pool.pool_name}: {broken.path}: {broken.message}",
+            "Check the node's and the driver's name; else report it.",
+        )
+        for broken in validate_slices(pool.specs(generation=0))
+    ]  # fmt: skip
 
 
 def _devices_of(gpu: Gpu, inventory: Inventory, problems: list[SliceProblem]) -> Iterator[dict[str, Any]]:
@@ -243,8 +250,3 @@ def _chunks(devices: Sequence[dict[str, Any]], features: ServerFeatures) -> list
     roomy = not features.device_taints and not any(map(has_extras, devices))
     size = MAX_DEVICES if roomy else MAX_DEVICES_WITH_EXTRAS
     return [list(devices[start : start + size]) for start in range(0, len(devices), size)] or [[]]
-
-
-def without_problems(pool: PoolContent) -> PoolContent:
-    """Give the pool for comparing with another: problems are not published."""
-    return replace(pool, problems=())

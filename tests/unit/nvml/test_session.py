@@ -242,6 +242,46 @@ def test_release_says_no_while_a_call_is_stuck_and_lets_go_when_it_returns(make)
     assert not library.open
 
 
+def test_release_waits_for_an_opening_that_is_under_way(make):
+    library = FakeNvml(gpus(1))
+    gate = library.hangs["nvmlInitWithFlags", None] = threading.Event()
+    session = make(library)
+    errors = []
+
+    def caller():
+        with pytest.raises(StackError) as caught:
+            session.run(count)
+        errors.append(caught.value.code)
+
+    thread = threading.Thread(target=caller)
+    thread.start()
+    assert library.entered.wait(5)
+    assert session.release("reset", timeout_seconds=0.05) is False
+    gate.set()
+    thread.join(5)
+    assert errors == ["DRA-NVML-RELEASED"]
+    assert session.release("reset") is True
+    assert not library.open
+
+
+def test_release_says_no_while_an_earlier_session_is_still_stuck(make):
+    library = FakeNvml(gpus(2))
+    gate = library.hangs["nvmlDeviceGetName", 0x10] = threading.Event()
+    session = make(library)
+    with pytest.raises(DraError, match="has not returned"):
+        session.run(
+            lambda api: api.call("nvmlDeviceGetName", api.handle(GPU0)),
+            subject=str(GPU0),
+            deadline_seconds=0.05,
+        )
+    session.reopen("a new library")
+    assert session.run(count) == 2
+    assert session.release("reset", timeout_seconds=0.1) is False
+    gate.set()
+    assert session.release("reset") is True
+    assert not library.open
+
+
 def test_a_call_left_behind_touches_nothing_when_it_returns(make):
     library = FakeNvml(gpus(2))
     gate = library.hangs["nvmlDeviceGetName", 0x10] = threading.Event()

@@ -4,7 +4,6 @@ import pytest
 
 from dra.inventory.model import Inventory
 from dra.slices.features import NEWEST, ServerFeatures
-from dra.slices.manifest import slice_manifests
 from dra.slices.pool import build_pool
 from dra.slices.taints import Taint
 from dra.slices.validate import validate_slices
@@ -250,13 +249,16 @@ def test_the_same_inventory_gives_the_same_pool_in_whatever_order_it_comes():
     assert pool(inventory(*gpus)) == pool(inventory(*reversed(gpus)))
 
 
-def test_manifests_are_complete_objects_in_the_order_of_their_names():
+def test_a_name_the_server_would_refuse_is_said_before_it_is_sent():
+    made = build_pool(inventory(gpu(0)), node_name="Node_1", features=NEWEST)
+    assert {each.code for each in made.problems} == {"DRA-SLICE-INVALID"}
+    assert "'Node_1'" in made.problems[0].message
+
+
+def test_every_slice_carries_the_pool_its_generation_and_their_number():
     made = pool(inventory(*many(70)), driver="gpu.example.com", pool_name="node-1/gpus")
-    manifests = slice_manifests(made, generation=3)
-    assert [each["metadata"]["name"] for each in manifests] == [
-        "00000-gpu.example.com-node-1",
-        "00001-gpu.example.com-node-1",
-    ]
-    assert {each["kind"] for each in manifests} == {"ResourceSlice"}
-    assert manifests[0]["spec"]["pool"] == {"name": "node-1/gpus", "generation": 3, "resourceSliceCount": 2}
-    assert manifests[0]["spec"]["nodeName"] == "node-1"
+    specs = made.specs(generation=3)
+    assert [spec["pool"] for spec in specs] == [
+        {"name": "node-1/gpus", "generation": 3, "resourceSliceCount": 2}
+    ] * 2
+    assert {(spec["driver"], spec["nodeName"]) for spec in specs} == {("gpu.example.com", "node-1")}
