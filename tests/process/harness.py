@@ -1,0 +1,254 @@
+"""A node in real parts: the daemon as a process, real sockets, simulated GPUs, API server and kubelet.
+
+`Node` owns everything and ends everything. The daemon is the code that runs in production; what it is given that
+production does not have is `--simulate`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dra.kube.client import KubeClient
+from dra.kube.connection import Connection, KubeOptions
+from dra.sim.apiserver import SimApiServer
+from dra.sim.kubelet import SimKubelet, Timings
+from dra.sim.node import SimulatedNode
+from dra.sim.runtime import Runtime
+
+DRIVER = "gpu.nvidia.com"
+NODE = "node-a"
+RESOURCE_API = "/apis/resource.k8s.io/v1"
+FAST = Timings(scan=0.05, first_back_off=0.1, health_retry=0.2, reconcile=3600, call=10)
+
+
+def wait_until(condition: Callable[[], Any], *, seconds: float = 10.0, what: str = "") -> Any:
+    """Give the first true answer of `condition`; for states of other processes, which nobody announces."""
+    end = time.monotonic() + seconds
+    while True:
+        answer = condition()
+        if answer:
+            return answer
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {seconds:g} s: {what or condition}")
+        time.sleep(0.01)
+
+
+class DaemonProcess:
+    """One `dra plugin` process."""
+
+    def __init__(
+        self, node: Node, *, arguments: tuple[str, ...], environment: dict[str, str], log: Path
+    ) -> None:
+        self.log = log
+        self._log_file = log.open("w")
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            [
+                sys.executable, "-m", "dra.cli.plugin",
+                "--simulate", node.profile, "--host-root", str(node.root), "--node-name", NODE,
+                "--kubeconfig", str(node.kubeconfig), "--log-level", "debug", *arguments,
+            ],
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=self._log_file,
+            stderr=self._log_file,
+        )  # fmt: skip
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """What it logged."""
+        lines = self.log.read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        """The log lines of one event."""
+        return [entry for entry in self.events if entry["event"] == event]
+
+    def terminate(self, *, within_seconds: float) -> int:
+        """SIGTERM; gives the exit status. It must end in time."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait(within_seconds=within_seconds)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.wait(within_seconds=5)
+
+    def wait(self, *, within_seconds: float) -> int:
+        """Wait for its end."""
+        try:
+            return self.process.wait(within_seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(
+                f"still running after {within_seconds} s:\n{self.log.read_text()[-3000:]}"
+            ) from None
+
+    def close(self) -> None:
+        """End it whatever it does."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(5)
+        self._log_file.close()
+
+
+class Node:
+    """One simulated node. Its root is short: the paths of sockets are limited."""
+
+    def __init__(self, *, profile: str = "dgx-h100", version: str = "1.36") -> None:
+        self.profile = profile
+        self.root = Path(tempfile.mkdtemp(prefix="n", dir="/tmp"))
+        self.kubelet_root = self.root / "var/lib/kubelet"
+        self.plugins = self.kubelet_root / "plugins"
+        self.registry = self.kubelet_root / "plugins_registry"
+        self.registry.mkdir(parents=True)
+        self.machine = SimulatedNode(profile, self.root)
+        self.api = SimApiServer(version=version).start()
+        self.kubeconfig = self.api.write_kubeconfig(self.root / "kubeconfig")
+        self.client = KubeClient(Connection(KubeOptions(kubeconfig=str(self.kubeconfig))))
+        self.api.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+        self.daemons: list[DaemonProcess] = []
+        self._kubelets: list[SimKubelet] = []
+
+    def close(self) -> None:
+        """End all processes and threads, and remove the files."""
+        for kubelet in self._kubelets:
+            kubelet.stop()
+        for daemon in self.daemons:
+            daemon.close()
+        self.client.close()
+        self.api.stop()
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def kubelet(self, *, minor: int = 36, timings: Timings = FAST) -> SimKubelet:
+        """Start a kubelet (once more: after `stop` of the one before)."""
+        kubelet = SimKubelet(
+            NODE, self.kubelet_root, self.client, slices=self.client, runtime=Runtime(self.root),
+            minor=minor, timings=timings,
+        )  # fmt: skip
+        self._kubelets.append(kubelet)
+        kubelet.start()
+        return kubelet
+
+    def daemon(
+        self, *arguments: str, pod_uid: str = "", crash_at: str = "", **environment: str
+    ) -> DaemonProcess:
+        """Start a daemon."""
+        variables = {"POD_UID": pod_uid, "DRA_CRASH_AT": crash_at, **environment}
+        log = self.root / f"daemon-{len(self.daemons)}.log"
+        made = DaemonProcess(self, arguments=arguments, environment=variables, log=log)
+        self.daemons.append(made)
+        return made
+
+    # -- the API -----------------------------------------------------------------------------------
+
+    def slices(self) -> list[dict[str, Any]]:
+        """The published slices."""
+        _, answer = self.api.request("GET", f"{RESOURCE_API}/resourceslices")
+        return list(answer["items"])
+
+    def wait_published(self, *, seconds: float = 10.0) -> list[dict[str, Any]]:
+        """Wait until slices are there."""
+        found = wait_until(self.slices, seconds=seconds, what="slices are published")
+        assert isinstance(found, list)
+        return found
+
+    def pod(self, name: str, *claims: dict[str, Any]) -> dict[str, Any]:
+        """Give a pod that uses claims; it is known to the claims, not to the API."""
+        return {
+            "metadata": {"namespace": "default", "name": name, "uid": f"uid-{name}"},
+            "spec": {
+                "restartPolicy": "Never",
+                "resourceClaims": [
+                    {"name": f"c{index}", "resourceClaimName": claim["metadata"]["name"]}
+                    for index, claim in enumerate(claims)
+                ],
+                "containers": [
+                    {
+                        "name": "main",
+                        "image": "cuda",
+                        "command": ["nvidia-smi", "-L"],
+                        "resources": {"claims": [{"name": f"c{index}"} for index in range(len(claims))]},
+                    }
+                ],
+            },
+            "status": {},
+        }
+
+    def claim(self, name: str, *devices: str, pods: tuple[str, ...] = ("p",)) -> dict[str, Any]:
+        """Create a claim that the scheduler has given these devices, reserved for pods."""
+        requests = [
+            {"name": f"r{index}", "exactly": {"deviceClassName": "gpu.nvidia.com"}}
+            for index in range(len(devices))
+        ]
+        base = f"{RESOURCE_API}/namespaces/default/resourceclaims"
+        made = self.api.create(
+            base,
+            {
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceClaim",
+                "metadata": {"name": name, "namespace": "default"},
+                "spec": {"devices": {"requests": requests}},
+            },
+        )
+        results = [
+            {"request": f"r{index}", "driver": DRIVER, "pool": NODE, "device": device}
+            for index, device in enumerate(devices)
+        ]
+        made["status"] = {
+            "allocation": {"devices": {"results": results}},
+            "reservedFor": [{"resource": "pods", "name": pod, "uid": f"uid-{pod}"} for pod in pods],
+        }
+        status, answer = self.api.request("PUT", f"{base}/{name}/status", made)
+        assert status == 200, answer
+        return dict(answer)
+
+    # -- the disk ----------------------------------------------------------------------------------
+
+    @property
+    def state_dir(self) -> Path:
+        """The driver's directory."""
+        return self.plugins / DRIVER
+
+    def records(self) -> set[str]:
+        """UIDs of the claims that have a record."""
+        return {path.stem for path in (self.state_dir / "claims").glob("*.json")}
+
+    def cdi_files(self) -> set[str]:
+        """UIDs of the claims that have a CDI file of ours."""
+        prefix = f"k8s.{DRIVER}-claim_"
+        return {
+            path.stem.removeprefix(prefix) for path in (self.root / "var/run/cdi").glob(f"{prefix}*.yaml")
+        }
+
+    def leftovers(self) -> list[str]:
+        """Names of files that no running driver should leave behind, such as temporary ones."""
+        folders = (self.state_dir / "claims", self.root / "var/run/cdi")
+        return sorted(
+            path.name
+            for folder in folders
+            if folder.is_dir()
+            for path in folder.iterdir()
+            if path.suffix not in (".json", ".yaml")
+        )
+
+    def check_consistent(self) -> None:
+        """Each prepared claim has exactly one CDI file and the reverse."""
+        assert self.records() == self.cdi_files()
+
+
+def new_uid() -> str:
+    """Give a pod UID."""
+    return str(uuid.uuid4())

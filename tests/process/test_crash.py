@@ -1,0 +1,103 @@
+"""Killed at every step of the journal: after a restart the retry succeeds and nothing is left over."""
+
+from __future__ import annotations
+
+import pytest
+
+from dra.prepare.steps import prepare_steps, rollback_steps, unprepare_steps
+from dra.sim.kubelet import PrepareError, UnprepareError
+from tests.process.harness import DRIVER, wait_until
+
+
+@pytest.mark.parametrize("step", prepare_steps())
+def test_killed_in_prepare(node, step):
+    """The retry gives the same device to the same claim, and the device is free for others afterwards."""
+    kubelet = node.kubelet()
+    doomed = node.daemon(crash_at=step)
+    before = kubelet.wait_registered(DRIVER)
+    node.wait_published()
+    pod = node.pod("p", node.claim("c", "gpu-2"))
+    with pytest.raises(PrepareError):
+        kubelet.run_pod(pod)
+    assert doomed.wait(within_seconds=5) == -9
+    node.daemon()
+    _wait_back(kubelet, before)
+    assert kubelet.run_pod(pod).views["main"].gpus == (2,)
+    node.check_consistent()
+    kubelet.stop_pod(pod)
+    assert (node.records(), node.cdi_files(), node.leftovers()) == (set(), set(), [])
+    other = node.pod("q", node.claim("d", "gpu-2", pods=("q",)))
+    assert kubelet.run_pod(other).views["main"].gpus == (2,)
+
+
+@pytest.mark.parametrize("step", prepare_steps())
+def test_killed_in_prepare_and_the_pod_is_deleted(node, step):
+    """Unprepare of what was half prepared cleans up, without the claim in the API."""
+    kubelet = node.kubelet()
+    doomed = node.daemon(crash_at=step)
+    before = kubelet.wait_registered(DRIVER)
+    node.wait_published()
+    pod = node.pod("p", node.claim("c", "gpu-2"))
+    with pytest.raises(PrepareError):
+        kubelet.run_pod(pod)
+    assert doomed.wait(within_seconds=5) == -9
+    node.api.request("DELETE", "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/c")
+    node.daemon()
+    _wait_back(kubelet, before)
+    kubelet.stop_pod(pod)
+    assert (node.records(), node.cdi_files(), node.leftovers()) == (set(), set(), [])
+
+
+@pytest.mark.parametrize("step", unprepare_steps())
+def test_killed_in_unprepare(node, step):
+    """The retry succeeds, a second unprepare too, and the device is free for another claim."""
+    kubelet = node.kubelet()
+    doomed = node.daemon(crash_at=step)
+    before = kubelet.wait_registered(DRIVER)
+    node.wait_published()
+    pod = node.pod("p", node.claim("c", "gpu-2"))
+    kubelet.run_pod(pod)
+    ref = kubelet.manager.cache.claims["default", "c"].ref
+    with pytest.raises(UnprepareError):
+        kubelet.stop_pod(pod)
+    assert doomed.wait(within_seconds=5) == -9
+    node.daemon()
+    connection = _wait_back(kubelet, before)
+    kubelet.stop_pod(pod)
+    assert connection.unprepare([ref]).claims[ref.uid].error == ""
+    assert (node.records(), node.cdi_files(), node.leftovers()) == (set(), set(), [])
+    other = node.pod("q", node.claim("d", "gpu-2", pods=("q",)))
+    assert kubelet.run_pod(other).views["main"].gpus == (2,)
+
+
+def _wait_back(kubelet, before):
+    """Wait until the kubelet has registered the new process."""
+
+    def back():
+        (*_, latest) = kubelet.registry.connections(DRIVER) or (before,)
+        return latest if latest is not before and latest.connected else None
+
+    return wait_until(back, what="the new process is registered")
+
+
+@pytest.mark.parametrize("step", rollback_steps())
+def test_killed_in_the_rollback_of_a_failed_prepare(node, step):
+    """A prepare that cannot write its CDI file rolls back; killed there, the retry succeeds once the cause is gone."""
+    kubelet = node.kubelet()
+    doomed = node.daemon(crash_at=step)
+    before = kubelet.wait_registered(DRIVER)
+    node.wait_published()
+    directory = node.root / "var/run/cdi"
+    if directory.is_dir():
+        directory.rmdir()
+    directory.write_text("in the way")
+    pod = node.pod("p", node.claim("c", "gpu-2"))
+    with pytest.raises(PrepareError):
+        kubelet.run_pod(pod)
+    assert doomed.wait(within_seconds=5) == -9
+    directory.unlink()
+    node.daemon()
+    _wait_back(kubelet, before)
+    assert kubelet.run_pod(pod).views["main"].gpus == (2,)
+    kubelet.stop_pod(pod)
+    assert (node.records(), node.cdi_files(), node.leftovers()) == (set(), set(), [])
