@@ -140,11 +140,18 @@ class NodeSource:
             return None
         known = next((majors[name] for name in rule.drivers if name in majors), rule.default_major)
         if known is None:
-            # A node whose driver has no major is left over from an earlier load: opening it gives ENXIO.
-            return None
-        host_path = "" if root[1] == "/" else join_root(root[1], rule.path)
+            if any(name in majors for name in (*FRONTEND_NAMES, "nvidia-uvm")) or not seen.major:
+                # A node whose driver has no major is left over from an earlier load: opening it gives ENXIO.
+                return None
+            # The kernel names no NVIDIA driver at all although NVML answered: /proc/devices is not the one of the
+            # machine that the nodes belong to (a nested node, a stand-in library). The nodes know their numbers.
+            return replace(seen, mode=seen.mode or rule.mode, host_path=self._host_path(rule, root))
         mode = seen.mode or rule.mode
-        return replace(seen, major=known, minor=rule.minor, mode=mode, host_path=host_path)
+        return replace(seen, major=known, minor=rule.minor, mode=mode, host_path=self._host_path(rule, root))
+
+    @staticmethod
+    def _host_path(rule: NodeRule, root: tuple[Path, str]) -> str:
+        return "" if root[1] == "/" else join_root(root[1], rule.path)
 
     def _gpu_nodes(self, node: DeviceNode, address: PciAddress, root: tuple[Path, str]) -> GpuNodes:
         drm, links = [], []
