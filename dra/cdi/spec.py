@@ -25,6 +25,10 @@ HOOK_STAGES = (
 # One-character vendors and classes make older readers panic; hence at least two.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*[A-Za-z0-9]", re.ASCII)
 _DEVICE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?", re.ASCII)
+# Line breaks and characters that YAML does not take as they are, and JSON would leave so.
+_NOT_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+# Half of a surrogate pair stands for a byte that is no UTF-8.
+_NOT_UTF8 = re.compile("[\ud800-\udfff]")
 _PERMISSIONS = re.compile(r"[rwm]{1,3}", re.ASCII)
 
 Problems = Iterator[str]
@@ -88,7 +92,8 @@ def version_for(spec: Mapping[str, Any]) -> str:
 def encode(spec: Mapping[str, Any]) -> bytes:
     """Give a spec's bytes: JSON, which readers of YAML take as well. The same spec gives the same bytes."""
     # No escapes for letters beyond ASCII: YAML reads surrogate pairs otherwise than JSON.
-    return json.dumps(spec, ensure_ascii=False, separators=(",", ": ")).encode() + b"\n"
+    text = json.dumps(spec, ensure_ascii=False, separators=(",", ": "))
+    return _NOT_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", text).encode() + b"\n"
 
 
 def parse(data: bytes) -> SpecDict:
@@ -182,7 +187,9 @@ def _that(words: str, test: Callable[[Any], bool]) -> Check:
 
 
 def _is_absolute(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith("/") and not {"..", "."} & set(value.split("/"))
+    if not (isinstance(value, str) and value.startswith("/")) or _NOT_UTF8.search(value) or "\0" in value:
+        return False
+    return not {"..", "."} & set(value.split("/"))
 
 
 def _is_outside_proc(value: Any) -> bool:
@@ -191,7 +198,12 @@ def _is_outside_proc(value: Any) -> bool:
 
 
 def _is_env(value: Any) -> bool:
-    return isinstance(value, str) and value.find("=") > 0 and "\0" not in value
+    return (
+        isinstance(value, str)
+        and value.find("=") > 0
+        and "\0" not in value
+        and _NOT_UTF8.search(value) is None
+    )
 
 
 def _is_number(top: int) -> Callable[[Any], bool]:

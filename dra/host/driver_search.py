@@ -52,7 +52,9 @@ class RootSearch:
             view = self.view(inside)
             self.watched[view] = None
             try:
-                self._listings[inside] = tuple(sorted(os.listdir(view)))  # noqa: PTH208 - names, not paths
+                names = os.listdir(view)  # noqa: PTH208 - names, not paths
+                # A name that is no text cannot stand in a spec, and is none of the driver's.
+                self._listings[inside] = tuple(sorted(name for name in names if name.isprintable()))
             except OSError:
                 self._listings[inside] = ()
         return self._listings[inside]

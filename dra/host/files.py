@@ -32,6 +32,7 @@ _CAUSES = {
     errno.EPERM: ("DRA-HOST-READ-ONLY", "Let the plugin write there: it has to run as root and privileged."),
     errno.ENOENT: ("DRA-HOST-MISSING", "Create that directory, or mount it into the plugin's pod."),
     errno.ENOTDIR: ("DRA-HOST-MISSING", "Something that is not a directory stands in the way; remove it."),
+    errno.EEXIST: ("DRA-HOST-MISSING", "Something that is not a directory stands in the way; remove it."),
     errno.EMFILE: ("DRA-HOST-TOO-MANY-FILES", "Raise the limit of open files (ulimit -n) of the plugin."),
     errno.ENFILE: ("DRA-HOST-TOO-MANY-FILES", "Raise fs.file-max of the node."),
     errno.ENAMETOOLONG: ("DRA-HOST-NAME-TOO-LONG", "Choose a shorter directory."),
