@@ -110,7 +110,7 @@ class ApiFailure(Exception):
 
 
 class TinyApi:
-    def __init__(self, *, versions: tuple[str, ...] = ("v1",), minor: str = "36") -> None:
+    def __init__(self, *, versions: tuple[str, ...] = ("v1",), minor: str = "36", port: int = 0) -> None:
         self.versions = versions
         self.minor = minor
         self.faults: list[Callable[[Request], Fault | None]] = []
@@ -124,7 +124,7 @@ class TinyApi:
         self._version = 100
         self._oldest = 0
         self._changed = threading.Condition()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
         self._server.daemon_threads = True
         self._server.block_on_close = False
         self._thread = threading.Thread(
