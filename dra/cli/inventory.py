@@ -152,13 +152,26 @@ def _print_columns(lines: Sequence[Sequence[str]]) -> None:
 
 
 def _print_slices(pool: Any) -> None:
-    from dra.slices.manifest import slice_manifests
-    from dra.slices.validate import validate_slices
+    from dra.controller.shape import PoolIdentity, contents_of, slice_body, slice_name, slice_spec
 
-    manifests = slice_manifests(pool)
-    _print_yaml(manifests)
-    for broken in validate_slices([manifest["spec"] for manifest in manifests]):
-        _print_problem("DRA-SLICE-INVALID", f"{broken.path}: {broken.message}", "Report this.")
+    identity = PoolIdentity(pool.driver, pool.node_name, pool.pool_name)
+    contents = contents_of(pool)
+    _print_yaml(
+        _without_owner(
+            slice_body(
+                identity,
+                slice_name(identity, index),
+                slice_spec(identity, content, generation=1, count=len(contents)),
+            )
+        )
+        for index, content in enumerate(contents)
+    )
+
+
+def _without_owner(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Drop the owner: only the API server knows the UID of the Node."""
+    metadata = {key: value for key, value in manifest["metadata"].items() if key != "ownerReferences"}
+    return {**manifest, "metadata": metadata}
 
 
 def _print_yaml(documents: Iterable[Any]) -> None:
