@@ -132,6 +132,7 @@ def settings_from(args: argparse.Namespace, environment: Mapping[str, str]) -> A
     gates = parse_gates(args.feature_gates)
     ignored = [name for name, _ in _NO_EFFECT if getattr(args, name.removeprefix("--").replace("-", "_"))]
     ignored += [f"--feature-gates {name}" for name in gates_without_effect(gates)]
+    ignored += _not_yet(args)
     driver_root = Path(args.container_driver_root) if args.container_driver_root else None
     if driver_root is None and not args.simulate and CONTAINER_DRIVER_ROOT.is_dir():
         driver_root = CONTAINER_DRIVER_ROOT
@@ -168,6 +169,17 @@ def settings_from(args: argparse.Namespace, environment: Mapping[str, str]) -> A
     )
     check_settings(settings)
     return settings
+
+
+def _not_yet(args: argparse.Namespace) -> list[str]:
+    """Give the flags that ask for what this version does not do."""
+    asked = {
+        "--http-endpoint": bool(args.http_endpoint),
+        "--additional-xids-to-ignore": bool(args.additional_xids_to_ignore),
+        f"--sharing {args.sharing}": args.sharing not in ("", "disabled"),
+        f"--mig-mode {args.mig_mode}": args.mig_mode == "none",
+    }
+    return [name for name, wanted in asked.items() if wanted]
 
 
 def _path(text: str) -> Path | None:

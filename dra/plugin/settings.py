@@ -191,4 +191,4 @@ def parse_crash_point(text: str, *, simulate: str) -> tuple[str, int] | None:
 
 def describe_ignored(names: Iterable[str]) -> str:
     """Give the text of the warning about settings without effect."""
-    return ", ".join(names) + ": accepted for compatibility, without effect here"
+    return ", ".join(names) + ": accepted, without effect in this version"

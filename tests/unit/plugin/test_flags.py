@@ -45,7 +45,7 @@ def test_every_flag_of_nvidias_plugin_parses_and_those_without_effect_are_listed
     assert settings.gates == {"TimeSlicingSettings": True, "DynamicMIG": False}
     assert set(settings.ignored) == {
         "--image-name", "--image-pull-secrets", "--image-pull-policy", "--service-account-name",
-        "--log-flush-frequency", "--vmodule",
+        "--log-flush-frequency", "--vmodule", "--http-endpoint", "--additional-xids-to-ignore", "--sharing memory",
     }  # fmt: skip
 
 
