@@ -1,59 +1,44 @@
-"""The CDI files of claims: their names, and reading, writing and removing them.
+"""The CDI files of claims, as prepare needs them: written, compared, removed, and read for what a lost record held.
 
-One file a claim. The name is that of NVIDIA's driver (`.yaml`, with JSON in it, which is YAML), so that a
-take-over rewrites a claim's file and never doubles it. Source: CDI specification, names and directories.
+Names, content and rules are those of `dra.cdi`; one file a claim.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from dra.cdi.files import SpecFiles
+from dra.cdi.spec import kind_of
 from dra.errors import HostError
-from dra.host.files import ensure_dir, host_error, is_leftover, read_bytes, remove_durable, write_durable
+from dra.host.files import is_leftover, read_bytes, remove_durable
 from dra.inventory.names import parse_device_name
-from dra.prepare.model import is_safe_uid
 
-CDI_CLASS = "claim"
-# A container engine reads specs as root; others may look.
-_MODE = 0o644
 _SHARE = re.compile(r"(?P<device>.+)-(?P<share>[0-9a-f]{8})", re.ASCII)
-
-
-def cdi_kind(driver: str) -> str:
-    """Give the kind of a driver's specs: `k8s.gpu.nvidia.com/claim`."""
-    return f"k8s.{driver}/{CDI_CLASS}"
-
-
-def cdi_device_name(uid: str, device: str, share_id: str | None = None) -> str:
-    """Give the name of a device in its claim's spec: `<uid>-gpu-0`, with a share `<uid>-gpu-0-<8 characters>`."""
-    return f"{uid}-{device}" + (f"-{share_id[:8]}" if share_id else "")
 
 
 class CdiFiles:
     """The specs of one driver in one CDI directory. Holds no state; thread-safe."""
 
     def __init__(self, root: Path, *, driver: str) -> None:
-        self.kind = cdi_kind(driver)
+        self.kind = kind_of(driver)
         self._root = root
-        self._prefix = f"k8s.{driver}-{CDI_CLASS}_"
+        self._specs = SpecFiles(root, driver=driver)
+        self._prefix = self._specs.path("x").name.removesuffix("x.yaml")
 
     def path(self, uid: str) -> Path:
         """Give the file of a claim."""
-        return self._root / f"{self._prefix}{uid}.yaml"
-
-    def cdi_id(self, uid: str, device: str, share_id: str | None) -> str:
-        """Give the qualified name that the kubelet passes to the container engine."""
-        return f"{self.kind}={cdi_device_name(uid, device, share_id)}"
+        return self._specs.path(uid)
 
     def is_ours(self, path: Path) -> bool:
         """Whether a path is that of a claim's spec, so that it may be removed."""
         return path.name.startswith(self._prefix) and path.suffix in (".yaml", ".json")
 
-    def write(self, path: Path, data: bytes) -> None:
+    def write(self, uid: str, spec: Mapping[str, Any]) -> None:
         """Write a spec, making the directory if it is not there.
 
         Not fsynced: a spec means nothing after a reboot, when the kubelet prepares again.
@@ -61,18 +46,11 @@ class CdiFiles:
         Raises:
             HostError: DRA-HOST-NO-SPACE, DRA-HOST-READ-ONLY, ... naming the path.
         """
-        try:
-            write_durable(path, data, mode=_MODE, fsync=False)
-        except HostError as error:
-            if error.code != "DRA-HOST-MISSING":
-                raise
-            ensure_dir(path.parent)
-            write_durable(path, data, mode=_MODE, fsync=False)
+        self._specs.write(uid, spec, fsync=False)
 
-    def digest(self, path: Path) -> str | None:
-        """Give the SHA-256 of a spec as it is on disk; None if there is none."""
-        data = read_bytes(path)
-        return None if data is None else hashlib.sha256(data).hexdigest()
+    def is_as(self, uid: str, spec: Mapping[str, Any]) -> bool:
+        """Whether a claim's file is there and has this content."""
+        return not self._specs.needs_rewrite(self.path(uid), spec)
 
     def remove(self, path: Path) -> None:
         """Remove a spec; fine if it is not there, even on a read-only disk.
@@ -84,24 +62,12 @@ class CdiFiles:
             remove_durable(path, fsync=False)
 
     def uids(self) -> set[str]:
-        """Give the claims that have a spec.
+        """Give the claims that have a spec of ours.
 
         Raises:
             HostError: the directory is there and cannot be read.
         """
-        found = set()
-        try:
-            with os.scandir(self._root) as entries:
-                for entry in entries:
-                    stem = entry.name.removesuffix(".yaml")
-                    uid = stem.removeprefix(self._prefix)
-                    if entry.name != stem != uid and is_safe_uid(uid):
-                        found.add(uid)
-        except (FileNotFoundError, NotADirectoryError):
-            return set()
-        except OSError as error:
-            raise host_error(error, "read", self._root) from error
-        return found
+        return {file.claim_uid for file in self._specs.list_ours()}
 
     def devices(self, uid: str) -> tuple[tuple[str, str | None], ...]:
         """Give what a claim's spec tells of its devices: (device, first characters of the share id)."""

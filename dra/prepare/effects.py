@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from dra.cdi.model import SpecDict
+from dra.cdi.spec import encode
 from dra.errors import RecordError
 from dra.prepare.cdi_files import CdiFiles
 from dra.prepare.record import JournalEntry
@@ -113,11 +115,14 @@ class WriteCdi:
     needs_durable_journal: ClassVar[bool] = False
     shared_resource: str | None = None
 
-    def __init__(self, path: Path, *, files: CdiFiles, content: Callable[[], bytes] | None = None) -> None:
+    def __init__(
+        self, path: Path, *, files: CdiFiles, uid: str = "", content: Callable[[], SpecDict] | None = None
+    ) -> None:
         self._path = path
         self._files = files
+        self._uid = uid
         self._content = content
-        self._data: bytes | None = None
+        self._spec: SpecDict | None = None
 
     @classmethod
     def revive(cls, args: Mapping[str, Any], *, files: CdiFiles) -> WriteCdi:
@@ -130,7 +135,7 @@ class WriteCdi:
     @property
     def sha256(self) -> str:
         """The digest of the content that is wanted."""
-        return hashlib.sha256(self._wanted()).hexdigest()
+        return hashlib.sha256(encode(self._wanted())).hexdigest()
 
     def args(self) -> Mapping[str, Any]:
         """Give the path."""
@@ -138,19 +143,19 @@ class WriteCdi:
 
     def apply(self) -> None:
         """Write the file."""
-        self._files.write(self._path, self._wanted())
+        self._files.write(self._uid, self._wanted())
 
     def verify(self) -> bool:
         """Whether the file has the content that it should have now, not only the one it had."""
-        return self._files.digest(self._path) == self.sha256
+        return self._files.is_as(self._uid, self._wanted())
 
     def undo(self) -> None:
         """Remove the file."""
         self._files.remove(self._path)
 
-    def _wanted(self) -> bytes:
-        if self._data is None:
+    def _wanted(self) -> SpecDict:
+        if self._spec is None:
             if self._content is None:
                 raise RecordError("DRA-RECORD-CORRUPT", f"nothing says what {self._path} should contain")
-            self._data = self._content()
-        return self._data
+            self._spec = self._content()
+        return self._spec

@@ -8,7 +8,6 @@ the one that was seen; plan; make the node match. Unprepare needs the record onl
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from dra.api.claim import ClaimRef, ClaimView, admit_claim, parse_claim
+from dra.cdi.model import SpecDict
 from dra.errors import BugError, DraError, HostError
 from dra.inventory.model import Inventory
 from dra.prepare import steps
@@ -257,7 +257,7 @@ class Engine:
             self._log.warning("config_ignored", claim=str(ref), claim_uid=ref.uid, reason=text)
         self._ports.step(steps.PLANNED)
         path = self.cdi.path(ref.uid)
-        spec = WriteCdi(path, files=self.cdi, content=lambda: self._render(ref.uid, plan))
+        spec = WriteCdi(path, files=self.cdi, uid=ref.uid, content=lambda: self._render(ref.uid, plan))
         effects: list[Effect] = [*plan.effects, spec]
         wanted = Record(
             ref=ref,
@@ -271,9 +271,8 @@ class Engine:
         )
         return self._journal.carry_out(wanted, effects, previous=previous).devices
 
-    def _render(self, uid: str, plan: Plan) -> bytes:
-        spec = self._ports.renderer.render(uid, plan.targets, driver_version=plan.driver_version)
-        return json.dumps(spec, indent=1).encode() + b"\n"
+    def _render(self, uid: str, plan: Plan) -> SpecDict:
+        return self._ports.renderer.render(uid, plan.targets, driver_version=plan.driver_version)
 
     # -- unprepare ---------------------------------------------------------------------------------------
 

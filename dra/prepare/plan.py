@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from dra.api.claim import AllocatedDevice, ClaimView
 from dra.api.config import DecodedConfig, DeviceType, decode_configs, effective_config
+from dra.cdi.spec import device_name
 from dra.errors import ConfigError, DeviceError, StackError
 from dra.inventory.model import Gpu, Inventory
 from dra.inventory.names import GpuName, MigName, parse_device_name
-from dra.prepare.cdi_files import cdi_device_name
 from dra.prepare.effects import Effect
 from dra.prepare.holds import Hold, check_exclusive
 from dra.prepare.model import CdiTarget, PreparedDevice
@@ -184,7 +184,7 @@ def _targets(results: Sequence[AllocatedDevice], gpus: Sequence[Gpu]) -> tuple[C
     """Give one target for each name in the spec; a device that is also taken for use is not only monitored."""
     found: dict[str, CdiTarget] = {}
     for result, gpu in zip(results, gpus, strict=True):
-        key = cdi_device_name("", result.device, result.share_id)
+        key = device_name("", result.device, result.share_id)
         admin = result.admin_access and (key not in found or found[key].admin)
         found[key] = CdiTarget(
             name=result.device,
@@ -202,6 +202,6 @@ def _prepared(result: AllocatedDevice, uid: str, cdi_kind: str) -> PreparedDevic
         request_names=(result.request_name,),
         pool=result.pool,
         device=result.device,
-        cdi_ids=(f"{cdi_kind}={cdi_device_name(uid, result.device, result.share_id)}",),
+        cdi_ids=(f"{cdi_kind}={device_name(uid, result.device, result.share_id)}",),
         share_id=result.share_id,
     )

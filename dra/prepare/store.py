@@ -103,7 +103,11 @@ class RecordStore:
         with self._mutex:
             try:
                 now = time.time_ns()
-                seen_at = self._directory.stat().st_mtime_ns
+                try:
+                    seen_at = self._directory.stat().st_mtime_ns
+                except FileNotFoundError:
+                    self._remake(found)
+                    seen_at = self._directory.stat().st_mtime_ns
                 if seen_at == self._seen_at:
                     return
                 self._scan(found)
@@ -239,11 +243,23 @@ class RecordStore:
         for uid in [uid for uid in self._damaged if self._is_readable(uid)]:
             del self._damaged[uid]
 
+    def _remake(self, found: list[Damage]) -> None:
+        """Make the directory that somebody removed; what was in it is still known, and counts as lost."""
+        ensure_dir(self._directory, mode=0o750)
+        for uid, read in self._files.items():
+            if read.record is not None:
+                devices = tuple((r.device, r.share_id) for r in read.record.results if not r.admin_access)
+                damage = Damage(read.record.ref, devices, "its directory was removed")
+                self._damaged[uid] = damage
+                found.append(damage)
+        self._files.clear()
+        self._aside.clear()
+
     def _take_in(self, uid: str, found: list[Damage]) -> _Read | None:
         path = self.path(uid)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             self._files.pop(uid, None)
             return None
         except OSError as error:

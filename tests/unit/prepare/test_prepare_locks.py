@@ -1,0 +1,189 @@
+"""Locks between threads and processes, with real files and real processes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+from prepare_fakes import wait_until
+
+from dra.errors import HostError
+from dra.prepare.locks import LockDirectory, hold_shared
+
+
+@pytest.fixture
+def locks(tmp_path):
+    return LockDirectory(tmp_path / "locks")
+
+
+def test_a_second_holder_waits_for_the_first(locks):
+    order = []
+    with locks.hold(["a"], what="one"):
+        thread = threading.Thread(target=lambda: _enter(locks, order))
+        thread.start()
+        order.append("first leaves")
+    thread.join()
+    assert order == ["first leaves", "second"]
+
+
+def _enter(locks, order, name="a", label="second"):
+    with locks.hold([name], what=label):
+        order.append(label)
+
+
+def test_waiters_get_their_turn_in_order_of_arrival(locks):
+    order, threads = [], []
+    with locks.hold(["a"], what="first"):
+        for number in range(8):
+            thread = threading.Thread(target=_enter, args=(locks, order, "a", number))
+            thread.start()
+            threads.append(thread)
+            wait_until(lambda n=number: len(locks._turns["a"].waiting) == n + 2)
+    for thread in threads:
+        thread.join()
+    assert order == list(range(8))
+
+
+def test_a_wait_that_is_too_long_names_the_lock_and_who_wanted_it(locks):
+    with locks.hold(["gpu-3"], what="one"):
+        with pytest.raises(HostError) as caught, locks.hold(["gpu-3"], what="the prepare", wait_seconds=0.01):
+            pass
+    assert caught.value.code == "DRA-LOCK-TIMEOUT"
+    assert caught.value.retryable
+    assert "gpu-3" in str(caught.value)
+    assert "the prepare" in str(caught.value)
+    with locks.hold(["gpu-3"], what="another", wait_seconds=0.01):
+        pass
+    assert locks._turns == {}
+
+
+def test_locks_taken_in_any_order_never_end_in_a_deadlock(locks):
+    def work(names):
+        for _ in range(50):
+            with locks.hold(names, what="work"):
+                pass
+
+    threads = [
+        threading.Thread(target=work, args=(n,)) for n in (["a", "b", "c"], ["c", "b", "a"], ["b", "a"])
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+HOLDER = """
+import fcntl, os, sys
+descriptor = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+fcntl.flock(descriptor, fcntl.LOCK_EX if sys.argv[2] == "alone" else fcntl.LOCK_SH)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def holder(path, how):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path), how],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_another_process_is_waited_for_and_a_dead_one_holds_nothing(locks, tmp_path):
+    locks.make()
+    process = holder(tmp_path / "locks" / "a.lock", "alone")
+    try:
+        with (
+            pytest.raises(HostError, match="another process"),
+            locks.hold(["a"], what="x", wait_seconds=0.02),
+        ):
+            pass
+        process.kill()
+        process.wait()
+        with locks.hold(["a"], what="x", wait_seconds=5):
+            pass
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_nvidias_plugin_at_work_keeps_ours_out_and_two_of_ours_go_together(tmp_path):
+    path = tmp_path / "pu.lock"
+    with hold_shared(path, what="one"), hold_shared(path, what="two", wait_seconds=0.01):
+        descriptor = os.open(path, os.O_RDWR)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(descriptor)
+    process = holder(path, "alone")
+    try:
+        with pytest.raises(HostError, match=r"pu\.lock"), hold_shared(path, what="x", wait_seconds=0.02):
+            pass
+    finally:
+        process.communicate()
+
+
+def test_a_lock_file_removed_by_its_holder_never_lets_two_in(locks, tmp_path):
+    """A waiter that gets the lock of a file without a name starts again with the file that has it."""
+    inside, most = [], []
+
+    def work():
+        for _ in range(60):
+            with locks.hold(["a"], what="work", wait_seconds=30):
+                inside.append(1)
+                most.append(len(inside))
+                inside.pop()
+                locks.remove("a")
+
+    # A second directory object stands for another process: its threads meet the first ones only at the file.
+    other = LockDirectory(tmp_path / "locks")
+
+    def work_elsewhere():
+        for _ in range(60):
+            with other.hold(["a"], what="work", wait_seconds=30):
+                inside.append(1)
+                most.append(len(inside))
+                inside.pop()
+                other.remove("a")
+
+    threads = [threading.Thread(target=call) for call in (work, work_elsewhere, work, work_elsewhere)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(most) == 1
+    assert len(most) == 240
+
+
+def test_a_lock_that_is_held_is_not_cleaned_up(locks):
+    with locks.hold(["claim-x"], what="x"):
+        assert not locks.remove_unused("claim-x")
+        assert locks.names("claim-") == ["claim-x"]
+    assert locks.remove_unused("claim-x")
+    assert locks.names("claim-") == []
+
+
+def test_a_file_in_the_way_is_an_error_that_names_it(tmp_path):
+    (tmp_path / "locks").write_text("")
+    with pytest.raises(HostError) as caught, LockDirectory(tmp_path / "locks").hold(["a"], what="x"):
+        pass
+    assert "locks" in str(caught.value)
+
+
+def test_no_descriptor_is_left_open(locks, tmp_path):
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = count()
+    for _ in range(20):
+        with locks.hold(["a", "b"], what="x"), hold_shared(tmp_path / "pu.lock", what="x"):
+            with pytest.raises(HostError), locks.hold(["a"], what="y", wait_seconds=0):
+                pass
+    assert count() == before
