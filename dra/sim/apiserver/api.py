@@ -17,7 +17,7 @@ from dra.sim.apiserver.exchange import Request, Response, dump, text
 from dra.sim.apiserver.kinds import table as kind_table
 from dra.sim.apiserver.kinds.base import CelCheck, Rules, Strategy
 from dra.sim.apiserver.negotiate import Wanted, negotiate
-from dra.sim.apiserver.registry import Registry, Resource
+from dra.sim.apiserver.registry import DEPRECATED, DRA, Registry, Resource
 from dra.sim.apiserver.status import ApiFailure, method_not_allowed, no_such_resource, unauthorized
 from dra.sim.apiserver.storage import Storage
 
@@ -26,7 +26,9 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How the server behaves. `gates` are feature gates by name; `minor` is the Kubernetes version (1.`minor`)."""
+    """How the server behaves. `gates` are feature gates by name; `minor` is the Kubernetes version (1.`minor`);
+    `time_scale` is how long one second of a watch's timeoutSeconds lasts.
+    """
 
     minor: int = 36
     gates: Mapping[str, bool] = field(default_factory=dict)
@@ -35,6 +37,7 @@ class Options:
     token: str | None = None
     watch_seconds: float = 1800.0
     bookmark_seconds: float = 60.0
+    time_scale: float = 1.0
     clock: Callable[[], float] = time.time
 
 
@@ -151,8 +154,12 @@ class Api:
     ) -> Response:
         if place.namespace and not resource.namespaced:
             raise no_such_resource()
-        if not place.namespace and resource.namespaced and place.name:
-            raise no_such_resource()
+        if (
+            not place.namespace
+            and resource.namespaced
+            and (place.name or request.method not in {"GET", "HEAD"})
+        ):
+            raise no_such_resource() if place.name else method_not_allowed()
         if place.subresource and place.subresource not in resource.subresources:
             raise no_such_resource()
         watching = (
@@ -178,11 +185,21 @@ class Api:
             user,
             warnings,
         )
+        self._warn_deprecated(call)
         verb = verb_of(request.method, call, watching=watching)
         allowed = resource.subresources.get(place.subresource, ()) if place.subresource else resource.verbs
         if verb not in allowed:
             raise method_not_allowed()
         return self._verb(call, verb)
+
+    def _warn_deprecated(self, call: Call) -> None:
+        # The newest version of device taint rules is a beta.
+        if call.resource.group != DRA or call.version == call.resource.storage:
+            return
+        since, gone = DEPRECATED.get(call.version, (99, 0))
+        if self.options.minor >= since:
+            kind = f"{call.group_version} {call.resource.kind}"
+            call.warn(f"{kind} is deprecated in v1.{since}+, unavailable in v1.{gone}+")
 
     def _verb(self, call: Call, verb: str) -> Response:
         if call.subresource not in {"", "status"} or call.resource.verbs == ("create",):

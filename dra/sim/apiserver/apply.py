@@ -1,11 +1,21 @@
-"""Server-side apply and the bookkeeping of field managers."""
+"""Server-side apply, and who owns what after every other write.
+
+Source: KEP 555 and k8s.io/apiserver/pkg/endpoints/handlers/fieldmanager.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dra.sim.apiserver import bodies
-from dra.sim.apiserver.call import Call
+from dra.sim.apiserver import bodies, managers
+from dra.sim.apiserver.call import Call, check_write_options, options_invalid
+from dra.sim.apiserver.convert import from_storage
+from dra.sim.apiserver.decode import DecodeError, Findings, decode, prune
+from dra.sim.apiserver.fieldset import Difference, Path, ShapeError, compare, field_set, merge, remove
+from dra.sim.apiserver.managers import ManagerId, Owned
+from dra.sim.apiserver.schema import Type
+from dra.sim.apiserver.shapes import shape_of
+from dra.sim.apiserver.status import ApiFailure, Cause, bad_request, internal
 
 if TYPE_CHECKING:
     from dra.sim.apiserver.api import Api
@@ -13,24 +23,224 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
+def _versioned(call: Call, obj: Json) -> Json:
+    shown = from_storage(call.resource, call.version, obj)
+    return {**shown, "metadata": {k: v for k, v in shown["metadata"].items() if k != "managedFields"}}
+
+
+def _empty(call: Call) -> Json:
+    """Give what a new object of the kind holds before anybody sets a field."""
+    ref = call.resource.versions[call.version]
+    return prune(decode({}, ref, Findings()), ref) if ref else {"metadata": {}}
+
+
+def _own(call: Call, paths: set[Path]) -> frozenset[Path]:
+    return managers.ownable(
+        paths, subresource=call.subresource, has_status="status" in call.resource.subresources
+    )
+
+
+def _updater(call: Call) -> ManagerId:
+    return ManagerId("Update", call.manager, call.group_version, call.subresource)
+
+
+def _difference(call: Call, old: Json, new: Json) -> Difference:
+    try:
+        return compare(old, new, shape_of(call.resource, call.version))
+    except ShapeError:
+        # A list that is not as its schema wants it was let in by validation: nobody owns more than the whole.
+        return Difference()
+
+
 def track_create(api: Api, call: Call, obj: Json) -> None:
     """Note who set the fields of a new object."""
     obj["metadata"].pop("managedFields", None)
+    difference = _difference(call, _empty(call), _versioned(call, obj))
+    who = _updater(call)
+    managers.write(obj, managers.after_update({}, who, difference, _own(call, difference.changed), api.now()))
 
 
 def track_update(api: Api, call: Call, new: Json, old: Json) -> None:
-    """Note who changed which fields."""
-    new["metadata"].pop("managedFields", None)
+    """Note who changed which fields.
+
+    An object whose list of managers was cleared is not tracked until somebody applies.
+    """
+    given = new["metadata"].get("managedFields")
+    if given is not None and all(not entry for entry in given):
+        new["metadata"].pop("managedFields", None)
+        return
+    known = managers.read(old)
+    if not known:
+        new["metadata"].pop("managedFields", None)
+        return
+    difference = _difference(call, _versioned(call, old), _versioned(call, new))
+    who = _updater(call)
+    managers.write(
+        new, managers.after_update(known, who, difference, _own(call, difference.changed), api.now())
+    )
 
 
 def apply_patch(api: Api, call: Call) -> tuple[Json, bool]:
-    """Apply a configuration."""
-    from dra.sim.apiserver import write
-    from dra.sim.apiserver.patch import merge_patch
+    """Apply a configuration; the second value says whether the object was made by it.
 
-    body = bodies.load_yaml(call.request.body.decode())
-    if api.storage.get(call.resource.key, call.key) is None:
-        return write.create(api, call, bodies.shape_body(call, body)), True
-    return write.update(
-        api, call, lambda old: write._reshape(call, merge_patch(old, body)), kind="PatchOptions"
-    )[0], False
+    Raises:
+        ApiFailure: 400, 404 (a status of nothing), 409 with the conflicts, 422, 500.
+    """
+    from dra.sim.apiserver import write
+
+    check_write_options(call, "PatchOptions")
+    if not call.query.get("fieldManager"):
+        detail = "Required value: is required for apply patch"
+        raise options_invalid("PatchOptions", Cause("FieldValueRequired", "fieldManager", detail))
+    config = _configuration(call)
+    with api.storage.lock:
+        if api.storage.get(call.resource.key, call.key) is None:
+            if call.subresource:
+                raise call.not_found()
+            return _create(api, call, config), True
+        session = _Session(call, config)
+        return write.update(api, call, session.merged, kind="PatchOptions", tracker=session.track)[0], False
+
+
+def _configuration(call: Call) -> Json:
+    config = bodies.load_yaml(call.request.body.decode("utf-8", "replace"))
+    if not isinstance(config, dict):
+        config = {}
+    version, kind = config.get("apiVersion", ""), config.get("kind", "")
+    if (version, kind) != (call.group_version, call.resource.kind):
+        shown = f"{version}, Kind={kind}" if version or kind else "/, Kind="
+        raise bad_request(f"invalid object type: {shown}")
+    meta = config.get("metadata") or {}
+    if meta.get("managedFields"):
+        raise bad_request("metadata.managedFields must be nil")
+    given = meta.get("name") or ""
+    if given and given != call.name:
+        raise bad_request(
+            f"the name of the object ({given}) does not match the name on the URL ({call.name})"
+        )
+    return _checked(call, config)
+
+
+def _checked(call: Call, config: Json) -> Json:
+    """Make sure that the configuration fits the schema.
+
+    Raises:
+        ApiFailure: 500, as the server answers here.
+    """
+    ref = call.resource.versions[call.version]
+    where = f"{call.namespace}/{call.name}; {call.group_version}, Kind={call.resource.kind}"
+    if not ref:
+        return config
+    findings = Findings()
+    try:
+        decode(config, ref, findings)
+    except DecodeError as error:
+        raise internal(f"failed to create typed patch object ({where}): {error}") from error
+    unknown = [p.removeprefix('unknown field "').rstrip('"') for p in findings.problems]
+    if unknown:
+        raise internal(
+            f"failed to create typed patch object ({where}): .{unknown[0]}: field not declared in schema"
+        )
+    try:
+        field_set(config, shape_of(call.resource, call.version))
+    except ShapeError as error:
+        raise internal(f"failed to create typed patch object ({where}): {error}") from error
+    return config
+
+
+def _create(api: Api, call: Call, config: Json) -> Json:
+    from dra.sim.apiserver import write
+
+    if (config.get("metadata") or {}).get("uid"):
+        raise ApiFailure(
+            409,
+            "Conflict",
+            f'Operation cannot be fulfilled on {call.resource.plural}.{call.resource.group} "{call.name}": '
+            f"uid mismatch: the provided object specified uid {config['metadata']['uid']}, and no existing object "
+            "was found",
+            details={"name": call.name, "group": call.resource.group, "kind": call.resource.plural},
+        )
+    mine = _own(call, set(field_set(config, shape_of(call.resource, call.version))))
+    who = ManagerId("Apply", call.manager, call.group_version)
+
+    def tracker(_api: Api, _call: Call, obj: Json) -> None:
+        managers.write(obj, {who: Owned(mine, api.now())})
+
+    body = bodies.shape_body(call, config)
+    return write.create(api, call, body, tracker=tracker)
+
+
+class _Session:
+    """One apply on an existing object."""
+
+    def __init__(self, call: Call, config: Json) -> None:
+        self.call = call
+        self.config = config
+        self.shape: Type = shape_of(call.resource, call.version)
+        self.who = ManagerId("Apply", call.manager, call.group_version, call.subresource)
+        self.mine = _own(call, set(field_set(config, self.shape)))
+        self.known: managers.Managers = {}
+        self.fresh = False
+
+    def merged(self, live: Json) -> Json:
+        """Give the object with the configuration laid over it and what the manager dropped removed.
+
+        Raises:
+            ApiFailure: 409, 500.
+        """
+        known = managers.read(live)
+        current = {**live, "metadata": {k: v for k, v in live["metadata"].items() if k != "managedFields"}}
+        self.fresh = not known
+        if not known:
+            before = compare(_empty(self.call), current, self.shape)
+            owner = ManagerId("Update", "before-first-apply", self.call.group_version)
+            paths = managers.ownable(before.changed, subresource="", has_status=False)
+            known[owner] = Owned(paths, live["metadata"].get("creationTimestamp"))
+        # A manager that applied in another version is the same manager.
+        for other in [o for o in known if o != self.who and self._is_mine(o)]:
+            known[self.who] = known.pop(other)
+        last = known.get(self.who)
+        try:
+            new = merge(current, self.config, self.shape)
+            if last is not None:
+                new = remove(new, self._dropped(last, known), self.shape)
+        except ShapeError as error:
+            raise internal(f"failed to merge: {error}") from error
+        difference = compare(current, new, self.shape)
+        found = managers.conflicts(known, self.who, difference)
+        if found and not self.call.request.flag("force"):
+            raise managers.conflict_failure(found)
+        self.known = known
+        return _reshaped(self.call, new)
+
+    def _is_mine(self, other: ManagerId) -> bool:
+        same = (other.operation, other.manager, other.subresource)
+        return same == (self.who.operation, self.who.manager, self.who.subresource)
+
+    def _dropped(self, last: Owned, known: managers.Managers) -> set[Path]:
+        kept: set[Path] = set(self.mine)
+        for other, owned in known.items():
+            if other != self.who:
+                kept |= owned.paths
+        holders = {path[:n] for path in kept for n in range(1, len(path) + 1)}
+        return {path for path in last.paths if path not in holders}
+
+    def track(self, api: Api, call: Call, new: Json, old: Json) -> None:
+        """Note the new owner."""
+        difference = _difference(call, _versioned(call, old), _versioned(call, new))
+        result = managers.take_over(self.known, self.who, difference)
+        last = self.known.get(self.who)
+        changed = bool(difference.changed or difference.removed)
+        if last is not None and last.paths == self.mine and not changed:
+            result[self.who] = last
+        elif self.mine:
+            result[self.who] = Owned(self.mine, None if self.fresh else api.now())
+        else:
+            result.pop(self.who, None)
+        managers.write(new, result)
+
+
+def _reshaped(call: Call, new: Json) -> Json:
+    ref = call.resource.versions[call.version]
+    shaped = decode(new, ref, Findings()) if ref else dict(new)
+    return {**shaped, "kind": call.resource.kind, "apiVersion": call.group_version}

@@ -47,7 +47,12 @@ def parse_body(call: Call) -> Any:
     if media == "application/yaml":
         return load_yaml(text)
     if media != "application/json":
-        raise unsupported_media_type()
+        raise ApiFailure(
+            415,
+            "UnsupportedMediaType",
+            "the body of the request was in an unknown format - accepted media types include: application/json, "
+            "application/yaml, application/vnd.kubernetes.protobuf",
+        )
     try:
         value = parse_json(text)
     except DecodeError as error:
@@ -55,6 +60,8 @@ def parse_body(call: Call) -> Any:
         raise bad_request(
             f"{unrecognized}couldn't get version/kind; json parse error: {error} ({shown})"
         ) from error
+    if value is None:
+        return {}
     if not isinstance(value, dict):
         shape = 'struct { APIVersion string "json:\\"apiVersion,omitempty\\""; Kind string "json:\\"kind,omitempty\\"" }'
         word = "array" if isinstance(value, list) else "string" if isinstance(value, str) else "number"
@@ -77,7 +84,9 @@ def load_yaml(text: str) -> Any:
         return _plain(yaml.load(text, Loader=_yaml_loader(yaml)))  # noqa: S506 - a SafeLoader
     except yaml.YAMLError as error:
         line = getattr(getattr(error, "problem_mark", None), "line", 0) + 1
-        problem = getattr(error, "problem", None) or "did not find expected node content"
+        problem = str(getattr(error, "problem", None) or "")
+        if "expected the node content" in problem:
+            problem = "did not find expected node content"
         raise bad_request(
             f"error decoding YAML: error converting YAML to JSON: yaml: line {line}: {problem}"
         ) from error

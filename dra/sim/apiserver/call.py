@@ -94,3 +94,26 @@ def dry_run(call: Call, body: Json | None = None, *, kind: str) -> bool:
             detail = f'Unsupported value: ["{value}"]: supported values: "All"'
             raise options_invalid(kind, Cause("FieldValueNotSupported", "dryRun", detail))
     return bool(values)
+
+
+def check_write_options(call: Call, kind: str) -> None:
+    """Check the query of a write.
+
+    Raises:
+        ApiFailure: 422.
+    """
+    causes: list[Cause] = []
+    manager = call.query.get("fieldManager", "")
+    if len(manager) > 128:
+        causes.append(Cause("FieldValueTooLong", "fieldManager", "Too long: may not be more than 128 bytes"))
+    for position, character in enumerate(manager):
+        if not character.isprintable():
+            shown = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in manager)
+            why = f"invalid character U+{ord(character):04X} (at position {position})"
+            causes.append(Cause("FieldValueInvalid", "fieldManager", f'Invalid value: "{shown}": {why}'))
+    validation = call.query.get("fieldValidation", "")
+    if validation not in {"", "Ignore", "Strict", "Warn"}:
+        detail = f'Unsupported value: "{validation}": supported values: "", "Ignore", "Strict", "Warn"'
+        causes.append(Cause("FieldValueNotSupported", "fieldValidation", detail))
+    if causes:
+        raise options_invalid(kind, *causes)

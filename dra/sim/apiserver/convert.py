@@ -65,7 +65,8 @@ def _device_from_beta1(device: Json) -> Json:
 
 def _request_to_beta1(request: Json) -> Json:
     flat = {k: v for k, v in request.items() if k != "exactly"}
-    return {**flat, **(request.get("exactly") or {})}
+    # The class name is written always there.
+    return {"deviceClassName": "", **flat, **(request.get("exactly") or {})}
 
 
 def _request_from_beta1(request: Json) -> Json:

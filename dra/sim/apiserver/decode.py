@@ -136,9 +136,12 @@ def _struct(
     for name, known in struct.fields.items():
         if name not in result:
             filled = _zero(known)
-            if filled is not None:
+            if filled is not _NOTHING:
                 result[name] = filled
     return result
+
+
+_NOTHING: Any = object()
 
 
 def _zero(known: Field) -> Any:
@@ -150,12 +153,12 @@ def _zero(known: Field) -> Any:
         if kind == "struct":
             shape = known.type.struct()
             return _struct({}, shape, known.type.ref.partition(".")[0], ("", ""), "", Findings())
-        return {"string": "", "bool": False, "any": None}.get(
-            kind, 0 if kind in {"int32", "int64", "float"} else None
-        )
+        return {"string": "", "bool": False}.get(kind, 0 if kind in {"int32", "int64", "float"} else None)
     if known.required and kind == "quantity":
         return "0"
-    return None
+    if known.required and kind == "time":
+        return None
+    return _NOTHING
 
 
 def _value(value: Any, shape: Type, where: tuple[str, str], path: str, findings: Findings) -> Any:
@@ -269,6 +272,18 @@ def _bytes(value: Any, shape: Type, where: tuple[str, str]) -> str:
     return value
 
 
+def same_meaning(one: Any, other: Any) -> bool:
+    """Whether two values are equal when absent, null and empty count as the same (Go: semantic DeepEqual)."""
+    return bool(_without_empty(one) == _without_empty(other))
+
+
+def _without_empty(value: Any) -> Any:
+    if isinstance(value, dict):
+        items = ((key, _without_empty(item)) for key, item in value.items())
+        return {key: item for key, item in items if item not in (None, [], {})}
+    return [_without_empty(item) for item in value] if isinstance(value, list) else value
+
+
 def prune(obj: Json, ref: str) -> Json:
     """Give the object without the optional fields that are empty, as the server writes it."""
     return _prune_struct(obj, load_struct(ref))
@@ -283,7 +298,7 @@ def _prune_struct(value: Json, struct: Struct) -> Json:
             continue
         kept = _prune_value(item, known.type)
         if known.always or known.required or not _is_empty(kept, known):
-            result[key] = kept
+            result[key] = (kept or None) if known.type.kind in {"list", "map"} else kept
     return result
 
 

@@ -11,7 +11,7 @@ import copy
 from typing import Any
 
 from dra.sim.apiserver.schema import ANY, Field, Type
-from dra.sim.apiserver.status import rejected_patch
+from dra.sim.apiserver.status import internal, rejected_patch
 
 Json = dict[str, Any]
 
@@ -103,7 +103,9 @@ def json_patch(target: Any, operations: list[Json]) -> Any:
     document = copy.deepcopy(target)
     for operation in operations:
         action = operation.get("op")
-        tokens = _pointer(str(operation.get("path", "")))
+        if "path" not in operation:
+            raise rejected_patch()
+        tokens = _pointer(str(operation["path"]))
         if action in {"add", "replace"}:
             if "value" not in operation:
                 raise rejected_patch()
@@ -149,6 +151,8 @@ def strategic_patch(target: Any, patch: Any, shape: Type) -> Any:
         return {k: copy.deepcopy(v) for k, v in patch.items() if k != "$patch"}
     if directive == "delete":
         return {}
+    if directive is not None and directive != "merge":
+        raise internal(f"unknown patch type: {directive} in map: {_go_map(patch)}")
     result: Json = dict(target) if isinstance(target, dict) else {}
     retained = patch.get("$retainKeys")
     if isinstance(retained, list):
@@ -172,17 +176,21 @@ def strategic_patch(target: Any, patch: Any, shape: Type) -> Any:
     for key, order in patch.items():
         name = key.partition("/")[2]
         if key.startswith("$setElementOrder/") and name not in patch and isinstance(result.get(name), list):
-            result[name] = _ordered(result[name], order, _field_type(shape, name).merge_key)
+            result[name] = _ordered(result[name], order, _field_type(shape, name).merge_key, result[name])
     return result
 
 
 def _merge_list(current: list[Any], patch: list[Any], shape: Type, order: Any) -> list[Any]:
     key = shape.merge_key
     if key == "*":
-        return list(current) + [item for item in patch if item not in current]
+        merged = list(current) + [item for item in patch if item not in current]
+        return _ordered(merged, order if isinstance(order, list) else patch, key, current)
     if any(isinstance(item, dict) and item.get("$patch") == "replace" for item in patch):
         return [item for item in patch if "$patch" not in item]
     result = list(current)
+    for item in patch:
+        if not isinstance(item, dict) or key not in item:
+            raise internal(f"map: {_go_map(item)} does not contain declared merge key: {key}")
     for item in patch:
         at = next((i for i, old in enumerate(result) if old.get(key) == item.get(key)), None)
         if item.get("$patch") == "delete":
@@ -192,15 +200,28 @@ def _merge_list(current: list[Any], patch: list[Any], shape: Type, order: Any) -
             result.append({k: copy.deepcopy(v) for k, v in item.items() if not k.startswith("$")})
         else:
             result[at] = strategic_patch(result[at], item, shape.elem or ANY)
-    return _ordered(result, order, key) if isinstance(order, list) else result
+    return _ordered(result, order if isinstance(order, list) else patch, key, current)
 
 
-def _ordered(items: list[Any], order: list[Any], key: str) -> list[Any]:
-    wanted = [entry.get(key) if isinstance(entry, dict) else entry for entry in order]
-    ranks = {value: i for i, value in enumerate(wanted)}
+def _go_map(item: Any) -> str:
+    if not isinstance(item, dict):
+        return str(item)
+    return f"map[{' '.join(f'{k}:{v}' for k, v in sorted(item.items()))}]"
 
-    def rank(item: Any) -> int:
-        value = item.get(key) if isinstance(item, dict) else item
-        return ranks.get(value, len(ranks))
 
-    return sorted(items, key=rank)
+def _ordered(items: list[Any], order: list[Any], key: str, before: list[Any]) -> list[Any]:
+    """Put the items that `order` names in its order; the others keep their place relative to them where they had one."""
+
+    def identity(item: Any) -> Any:
+        return item.get(key) if isinstance(item, dict) else item
+
+    ranks = {identity(entry): i for i, entry in enumerate(order)}
+    places = {identity(entry): i for i, entry in enumerate(before)}
+    named = sorted((i for i in items if identity(i) in ranks), key=lambda i: ranks[identity(i)])
+    others = [i for i in items if identity(i) not in ranks]
+    merged: list[Any] = []
+    while named and others:
+        left, right = identity(named[0]), identity(others[0])
+        known = left in places and right in places
+        merged.append(others.pop(0) if known and places[right] < places[left] else named.pop(0))
+    return merged + named + others

@@ -232,7 +232,7 @@ def watch(api: Api, call: Call) -> Response:
         initial=initial,
         initial_end=initial and bookmarks and send is not None,
         bookmarks=bookmarks,
-        timeout_seconds=float(timeout or api.options.watch_seconds),
+        timeout_seconds=float(timeout or api.options.watch_seconds) * api.options.time_scale,
         matches=matches,
         encode=encode.event,
         bookmark=encode.bookmark,

@@ -221,6 +221,8 @@ def _reviews() -> list[Resource]:
 
 
 DRA = "resource.k8s.io"
+# Since which minor version a version of resource.k8s.io is deprecated, and from which it is gone.
+DEPRECATED = {"v1beta1": (35, 38), "v1beta2": (36, 39), "v1alpha3": (36, 39)}
 
 
 def _dra(served: tuple[str, ...]) -> list[Resource]:

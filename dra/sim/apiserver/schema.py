@@ -29,9 +29,12 @@ class Type:
     keys: tuple[str, ...] = ()
     merge_key: str = ""
     atomic: bool = False
+    inline: Struct | None = None
 
     def struct(self) -> Struct:
         """The struct this refers to."""
+        if self.inline is not None:
+            return self.inline
         return load_struct(self.ref)
 
 

@@ -39,6 +39,7 @@ class SimApiServer:
         token: the bearer token clients must send; None lets everybody in.
         cel_check: gives what is wrong with a CEL selector, None if nothing; without it expressions are not checked.
         clock: seconds since the epoch, for timestamps.
+        time_scale: how long one second of a watch's timeoutSeconds lasts; below 1 tests are quick.
 
     All methods may be called from any thread.
     """
@@ -56,6 +57,7 @@ class SimApiServer:
         clock: Callable[[], float] = time.time,
         watch_seconds: float = 1800.0,
         bookmark_seconds: float = 60.0,
+        time_scale: float = 1.0,
     ) -> None:
         minor = int(version.split(".")[1])
         served = dra_versions if dra_versions is not None else served_dra_versions(minor)
@@ -67,6 +69,7 @@ class SimApiServer:
             token=token,
             watch_seconds=watch_seconds,
             bookmark_seconds=bookmark_seconds,
+            time_scale=time_scale,
             clock=clock,
         )
         self.storage = Storage()

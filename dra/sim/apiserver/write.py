@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dra.sim.apiserver import apply, bodies, deletion
-from dra.sim.apiserver.call import Call, dry_run, options_invalid
+from dra.sim.apiserver.call import Call, check_write_options, dry_run, options_invalid
 from dra.sim.apiserver.convert import from_storage, to_storage
 from dra.sim.apiserver.decode import DecodeError, Findings, decode, parse_json, prune
 from dra.sim.apiserver.kinds.base import Strategy, keep
@@ -43,13 +43,14 @@ _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 _NAME_BASE = 58
 
 
-def create(api: Api, call: Call, body: Json) -> Json:
+def create(api: Api, call: Call, body: Json, *, tracker: Any = None) -> Json:
     """Store a new object and give it (storage version).
 
     Raises:
         ApiFailure: 400, 403, 404 (namespace), 409, 422.
     """
     resource = call.resource
+    check_write_options(call, "CreateOptions")
     obj = to_storage(resource, call.version, body)
     meta: Json = dict(obj.get("metadata") or {})
     obj["metadata"] = meta
@@ -84,7 +85,7 @@ def create(api: Api, call: Call, body: Json) -> Json:
             raise call.invalid(meta.get("name") or "", causes)
         warn(strategy, obj, None, call)
         obj = pruned(call, obj)
-        apply.track_create(api, call, obj)
+        (tracker or apply.track_create)(api, call, obj)
         key = (meta.get("namespace", "") if resource.namespaced else "", meta["name"])
         existing = api.storage.get(resource.key, key)
         if existing is not None:
@@ -192,6 +193,7 @@ def update(
         ApiFailure: 404, 409, 422.
     """
     resource = call.resource
+    check_write_options(call, kind)
     dry = dry_run(call, kind=kind)
     with api.storage.lock:
         old = api.storage.get(resource.key, call.key)
@@ -281,11 +283,7 @@ def put(api: Api, call: Call) -> tuple[Json, bool]:
     body = bodies.shape_body(call, bodies.parse_body(call))
     meta = body.setdefault("metadata", {})
     if not meta.get("name"):
-        raise bad_request(
-            'the name of the object ("" based on request.body) was undeterminable: name must be provided'
-            if False
-            else f"the name of the object () does not match the name on the URL ({call.name})"
-        )
+        raise bad_request(f"the name of the object () does not match the name on the URL ({call.name})")
     check_name(call, meta)
     if call.resource.namespaced:
         check_namespace(call, meta)
@@ -293,8 +291,10 @@ def put(api: Api, call: Call) -> tuple[Json, bool]:
     def replaced(current: Json) -> Json:
         given = meta.get("uid")
         if given and given != current["metadata"]["uid"]:
+            where = "/".join(part for part in (call.resource.plural, *call.key) if part)
             why = (
-                f"Precondition failed: UID in precondition: {given}, "
+                f"StorageError: invalid object, Code: 4, Key: /registry/{where}, ResourceVersion: 0, "
+                f"AdditionalErrorMsg: Precondition failed: UID in precondition: {given}, "
                 f"UID in object meta: {current['metadata']['uid']}"
             )
             raise conflict(call.resource.plural, call.resource.group, call.name, why)

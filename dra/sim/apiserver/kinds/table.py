@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dra.sim.apiserver.call import Call
 from dra.sim.apiserver.exchange import Response
-from dra.sim.apiserver.kinds import core, special
+from dra.sim.apiserver.kinds import core, dra, special
 from dra.sim.apiserver.kinds.base import Rules, Strategy
 from dra.sim.apiserver.registry import DRA, Resource
 from dra.sim.apiserver.status import ApiFailure
@@ -16,16 +16,23 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
+_WITHOUT_GENERATION = {f"{DRA}/resourceclaims", f"{DRA}/resourceclaimtemplates"}
 _WITH_GENERATION = {DRA, "apps", "batch", "policy", "apiextensions.k8s.io", "admissionregistration.k8s.io"}
 _STRATEGIES: dict[str, type[Strategy]] = {
     "/namespaces": core.NamespaceStrategy,
     "/events": core.EventStrategy,
+    "resource.k8s.io/resourceslices": dra.SliceStrategy,
+    "resource.k8s.io/resourceclaims": dra.ClaimStrategy,
+    "resource.k8s.io/resourceclaimtemplates": dra.TemplateStrategy,
+    "resource.k8s.io/deviceclasses": dra.ClassStrategy,
+    "resource.k8s.io/devicetaintrules": dra.TaintRuleStrategy,
 }
 
 
 def strategy_for(resource: Resource, rules: Rules) -> Strategy:
     """Give the rules of a resource."""
-    generation = resource.group in _WITH_GENERATION or resource.kind == "Pod"
+    generation = resource.group in _WITH_GENERATION or resource.kind == "Pod" or resource.custom is not None
+    generation = generation and resource.key not in _WITHOUT_GENERATION
     return _STRATEGIES.get(resource.key, Strategy)(rules, generation=generation)
 
 

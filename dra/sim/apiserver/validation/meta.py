@@ -36,6 +36,7 @@ _SLASHES_TEXT = (
     "'([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]') with an optional DNS subdomain prefix and '/' (e.g. "
     "'example.com/MyName')"
 )
+_STANDARD_FINALIZERS = {"kubernetes", "orphan", "foregroundDeletion"}
 _ANNOTATIONS_LIMIT = 256 * 1024
 
 
@@ -117,7 +118,7 @@ def _owners(owners: list[Json]) -> list[Cause]:
         if not version or version.count("/") > 1:
             found.append(bad(f"{at}.apiVersion", version, "version must not be empty"))
         found += [
-            bad(f"{at}.{key}", "", f"{key} must not be empty")
+            bad(f"{at}.{key}", "", "must not be empty")
             for key in ("kind", "name", "uid")
             if not owner.get(key)
         ]
@@ -142,7 +143,10 @@ def _finalizers(finalizers: list[str]) -> list[Cause]:
                 "finalizer orphan and foregroundDeletion cannot be both set",
             )
         )
-    for name in finalizers:
+    for i, name in enumerate(finalizers):
+        if "/" not in name and name not in _STANDARD_FINALIZERS:
+            why = "name is neither a standard finalizer name nor is it fully qualified"
+            found.append(bad(f"metadata.finalizers[{i}]", name, why))
         found += [bad("metadata.finalizers", name, why) for why in qualified_name_errors(name)]
     return found
 
@@ -151,16 +155,15 @@ def validate_meta_update(new: Json, old: Json) -> list[Cause]:
     """Find metadata that may not change."""
     found: list[Cause] = []
     meta, kept = new["metadata"], old["metadata"]
-    for key in ("name", "namespace", "uid", "deletionTimestamp", "deletionGracePeriodSeconds"):
-        if meta.get(key) != kept.get(key):
-            finding = immutable(f"metadata.{key}", meta.get(key))
-            found += [finding] * (2 if key in {"uid", "deletionTimestamp"} else 1)
+    keys = ("name", "namespace", "uid", "deletionTimestamp", "deletionGracePeriodSeconds")
+    found += [immutable(f"metadata.{key}", meta.get(key)) for key in keys if meta.get(key) != kept.get(key)]
     if kept.get("deletionTimestamp"):
         added = [f for f in meta.get("finalizers") or [] if f not in (kept.get("finalizers") or [])]
         if added:
             why = f"no new finalizers can be added if the object is being deleted, found new finalizers {_go(added)}"
             found.append(forbidden("metadata.finalizers", why))
-    return found
+    # The real server checks this twice: for every kind and again for each; the message shows it once.
+    return found * 2
 
 
 def _go(names: list[str]) -> str:
