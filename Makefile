@@ -43,6 +43,7 @@ test: lint
 	$(PY) -m pytest
 
 bench: $(STAMP)
+	@$(PY) -m compileall -q dra >/dev/null 2>&1 || true
 	$(PY) -m tests.bench
 
 proto: $(STAMP)
