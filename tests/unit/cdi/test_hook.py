@@ -35,8 +35,9 @@ def test_something_that_cannot_be_run_is_no_program(tmp_path):
     assert find_hook(paths) == ""
 
 
-def test_links_are_followed_as_on_the_host(tmp_path):
-    paths = HostPaths(host_root=tmp_path / "host")
+@pytest.mark.parametrize("driver_root", ["/", "/run/nvidia/driver"])
+def test_links_are_followed_as_on_the_host(tmp_path, driver_root):
+    paths = HostPaths(host_root=tmp_path / "host", driver_root_host=driver_root)
     put(tmp_path / "host/opt/real", PROGRAM, mode=0o755)
     (tmp_path / "host/usr/bin").mkdir(parents=True)
     link = tmp_path / "host/usr/bin/nvidia-cdi-hook"

@@ -196,6 +196,18 @@ def test_a_required_library_that_vanished_unseen_fails_and_an_optional_one_is_le
     assert caught.value.retryable
 
 
+def test_a_file_that_moved_unseen_is_found_at_its_new_place(paths, tmp_path):
+    put(tmp_path / "usr/sbin/other", b"")
+    settle(tmp_path)
+    renderer = CdiRenderer(paths)
+    render(renderer)
+    (tmp_path / "usr/bin/nvidia-smi").rename(tmp_path / "usr/sbin/nvidia-smi")
+    settle(tmp_path)
+    assert "/usr/sbin/nvidia-smi" in {
+        mount["containerPath"] for mount in render(renderer)["containerEdits"]["mounts"]
+    }
+
+
 def test_a_file_that_vanishes_between_the_look_and_the_check_is_left_out_or_fails(
     paths, tmp_path, monkeypatch
 ):
@@ -211,11 +223,12 @@ def test_a_file_that_vanishes_between_the_look_and_the_check_is_left_out_or_fail
         render(renderer)
 
 
-def test_a_hook_program_that_comes_and_goes_changes_the_tier(paths, tmp_path):
+@pytest.mark.parametrize("place", [HOOK, "opt/nvidia/toolkit/nvidia-cdi-hook"])
+def test_a_hook_program_that_comes_and_goes_changes_the_tier(paths, tmp_path, place):
     renderer = CdiRenderer(paths)
     assert "hooks" not in render(renderer)["containerEdits"]
-    program = put(tmp_path / HOOK, "#!/bin/sh\n", mode=0o755)
-    assert render(renderer)["containerEdits"]["hooks"][0]["path"] == "/usr/bin/nvidia-cdi-hook"
+    program = put(tmp_path / place, "#!/bin/sh\n", mode=0o755)
+    assert render(renderer)["containerEdits"]["hooks"][0]["path"] == f"/{place}"
     program.unlink()
     assert "hooks" not in render(renderer)["containerEdits"]
 

@@ -163,9 +163,10 @@ def test_firmware_is_taken_from_where_the_kernel_is_told_to_look(root):
 
 def test_a_driver_container_s_firmware_path_is_read_in_the_host_s_spelling(tmp_path):
     make_node(tmp_path, driver_root="/run/nvidia/driver")
-    put(tmp_path / "sys/module/firmware_class/parameters/path", "/run/nvidia/driver/lib/firmware\n")
+    put(tmp_path / f"run/nvidia/driver/opt/firmware/nvidia/{VERSION}/gsp_ga10x.bin")
+    put(tmp_path / "sys/module/firmware_class/parameters/path", "/run/nvidia/driver/opt/firmware\n")
     (file,) = found_in(tmp_path, driver_root_host="/run/nvidia/driver").firmware
-    assert file.container_path == f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin"
+    assert file.container_path == f"/opt/firmware/nvidia/{VERSION}/gsp_ga10x.bin"
 
 
 def test_firmware_of_the_running_kernel_comes_before_the_common_one(root):
