@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
-from tests.process.harness import Node
+from tests.process.harness import DRIVER, DaemonProcess, Node
 
 
 @pytest.fixture
@@ -12,3 +14,62 @@ def node():
     made = Node()
     yield made
     made.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A node whose daemon runs and is registered; several tests use it, each with claims of its own names."""
+
+    node: Node
+    daemon: DaemonProcess
+    kubelet: object
+
+    @property
+    def connection(self):
+        """What the kubelet calls."""
+        return self.kubelet.wait_registered(DRIVER)
+
+    def prepare(self, *claims):
+        """Call the driver as the kubelet does; gives the entry of each claim, in order."""
+        return call(self.connection.prepare, claims)
+
+    def unprepare(self, *claims):
+        """The same for unprepare; gives the errors."""
+        return [entry.error for entry in call(self.connection.unprepare, claims)]
+
+
+def call(method, claims):
+    """Make one call for claims of the API; gives the entries of the answer."""
+    from tests.process.harness import ref_of
+
+    answer = method([ref_of(claim) for claim in claims]).claims
+    assert len(answer) == len(claims)
+    return [answer[claim["metadata"]["uid"]] for claim in claims]
+
+
+# What happens every half minute or later happens soon.
+SOON = {
+    "dra.prepare.janitor:Janitor.interval_seconds": 0.5,
+    "dra.inventory.live:LiveInventory.interval_seconds": 1.0,
+}
+
+
+@pytest.fixture(scope="module")
+def running():
+    """One node for a module. What one test leaves behind is an error of that test."""
+    node = Node()
+    kubelet = node.kubelet()
+    daemon = node.daemon("--inventory-interval=1", periods=SOON)
+    kubelet.wait_registered(DRIVER)
+    node.wait_published()
+    yield Running(node, daemon, kubelet)
+    assert daemon.terminate(within_seconds=5) == 0
+    node.close()
+
+
+@pytest.fixture
+def clean(running):
+    """The shared node; nothing of this test is left on it afterwards."""
+    yield running
+    assert (running.node.records(), running.node.cdi_files()) == (set(), set())
+    assert running.node.leftovers() == []

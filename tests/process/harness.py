@@ -19,12 +19,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dra.api.claim import ClaimRef
 from dra.kube.client import KubeClient
 from dra.kube.connection import Connection, KubeOptions
 from dra.sim.apiserver import SimApiServer
 from dra.sim.kubelet import SimKubelet, Timings
 from dra.sim.node import SimulatedNode
 from dra.sim.runtime import Runtime
+from tests.process.invariants import check_exclusive, check_files
 
 DRIVER = "gpu.nvidia.com"
 NODE = "node-a"
@@ -45,17 +47,27 @@ def wait_until(condition: Callable[[], Any], *, seconds: float = 10.0, what: str
 
 
 class DaemonProcess:
-    """One `dra plugin` process."""
+    """One `dra plugin` process. `periods` shortens what a test would have to wait for: see `tuned_daemon`."""
 
     def __init__(
-        self, node: Node, *, arguments: tuple[str, ...], environment: dict[str, str], log: Path
+        self,
+        node: Node,
+        *,
+        arguments: tuple[str, ...],
+        environment: dict[str, str],
+        log: Path,
+        periods: dict[str, float],
     ) -> None:
         self.log = log
         self._log_file = log.open("w")
         self.started = time.monotonic()
+        program = ["-m", "dra.cli.plugin"]
+        if periods:
+            program = [str(Path(__file__).parent / "tuned_daemon.py")]
+            environment = {**environment, "DRA_TEST_PERIODS": json.dumps(periods)}
         self.process = subprocess.Popen(
             [
-                sys.executable, "-m", "dra.cli.plugin",
+                sys.executable, *program,
                 "--simulate", node.profile, "--host-root", str(node.root), "--node-name", NODE,
                 "--kubeconfig", str(node.kubeconfig), "--log-level", "debug", *arguments,
             ],
@@ -116,7 +128,12 @@ class Node:
         self.api = SimApiServer(version=version).start()
         self.kubeconfig = self.api.write_kubeconfig(self.root / "kubeconfig")
         self.client = KubeClient(Connection(KubeOptions(kubeconfig=str(self.kubeconfig))))
-        self.api.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+        made = self.api.create(
+            "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
+        )
+        self.uid = str(made["metadata"]["uid"])
+        # GPUs with MIG instances that the test made by hand, and how many.
+        self.partitions: dict[str, int] = {}
         self.daemons: list[DaemonProcess] = []
         self._kubelets: list[SimKubelet] = []
 
@@ -143,12 +160,17 @@ class Node:
         return kubelet
 
     def daemon(
-        self, *arguments: str, pod_uid: str = "", crash_at: str = "", **environment: str
+        self,
+        *arguments: str,
+        pod_uid: str = "",
+        crash_at: str = "",
+        periods: dict[str, float] | None = None,
+        **environment: str,
     ) -> DaemonProcess:
         """Start a daemon."""
         variables = {"POD_UID": pod_uid, "DRA_CRASH_AT": crash_at, **environment}
         log = self.root / f"daemon-{len(self.daemons)}.log"
-        made = DaemonProcess(self, arguments=arguments, environment=variables, log=log)
+        made = DaemonProcess(self, arguments=arguments, environment=variables, log=log, periods=periods or {})
         self.daemons.append(made)
         return made
 
@@ -187,10 +209,21 @@ class Node:
             "status": {},
         }
 
-    def claim(self, name: str, *devices: str, pods: tuple[str, ...] = ("p",)) -> dict[str, Any]:
-        """Create a claim that the scheduler has given these devices, reserved for pods."""
+    def claim(
+        self,
+        name: str,
+        *devices: str,
+        pods: tuple[str, ...] = ("p",),
+        admin: bool = False,
+        share: str = "",
+    ) -> dict[str, Any]:
+        """Create a claim that the scheduler has given these devices, reserved for pods.
+
+        `admin`: for monitoring. `share`: the share id, if the devices are given out in shares.
+        """
+        access = {"adminAccess": True} if admin else {}
         requests = [
-            {"name": f"r{index}", "exactly": {"deviceClassName": "gpu.nvidia.com"}}
+            {"name": f"r{index}", "exactly": {"deviceClassName": "gpu.nvidia.com", **access}}
             for index in range(len(devices))
         ]
         base = f"{RESOURCE_API}/namespaces/default/resourceclaims"
@@ -204,9 +237,10 @@ class Node:
             },
         )
         results = [
-            {"request": f"r{index}", "driver": DRIVER, "pool": NODE, "device": device}
+            {"request": f"r{index}", "driver": DRIVER, "pool": NODE, "device": device, **access,
+             **({"shareID": share} if share else {})}
             for index, device in enumerate(devices)
-        ]
+        ]  # fmt: skip
         made["status"] = {
             "allocation": {"devices": {"results": results}},
             "reservedFor": [{"resource": "pods", "name": pod, "uid": f"uid-{pod}"} for pod in pods],
@@ -215,12 +249,50 @@ class Node:
         assert status == 200, answer
         return dict(answer)
 
+    def allow_monitoring(self) -> None:
+        """Let claims of the namespace `default` ask for admin access."""
+        self.api.request(
+            "PATCH",
+            "/api/v1/namespaces/default",
+            {"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}},
+            content_type="application/merge-patch+json",
+        )
+
+    def delete_claim(self, name: str) -> None:
+        """Delete a claim as `kubectl delete --force` of its pod and of it does: at once, unprepared or not."""
+        path = f"{RESOURCE_API}/namespaces/default/resourceclaims/{name}"
+        _, claim = self.api.request("GET", path)
+        claim["metadata"]["finalizers"] = []
+        claim["status"].pop("reservedFor", None)
+        self.api.request("PUT", f"{path}/status", claim)
+        self.api.request("PUT", path, self.api.request("GET", path)[1])
+        status, answer = self.api.request("DELETE", path)
+        assert status == 200, answer
+
+    def told_events(self, claim: dict[str, Any]) -> list[dict[str, Any]]:
+        """The Events on a claim."""
+        _, answer = self.api.request("GET", "/api/v1/namespaces/default/events")
+        uid = claim["metadata"]["uid"]
+        return [event for event in answer["items"] if event["involvedObject"]["uid"] == uid]
+
     # -- the disk ----------------------------------------------------------------------------------
 
     @property
     def state_dir(self) -> Path:
         """The driver's directory."""
         return self.plugins / DRIVER
+
+    def record_file(self, uid: str) -> Path:
+        """Where the record of a claim is."""
+        return self.state_dir / "claims" / f"{uid}.json"
+
+    def cdi_file(self, uid: str) -> Path:
+        """Where the CDI file of a claim is."""
+        return self.root / "var/run/cdi" / f"k8s.{DRIVER}-claim_{uid}.yaml"
+
+    def read_records(self) -> dict[str, dict[str, Any]]:
+        """The records by claim UID, as JSON."""
+        return {uid: json.loads(self.record_file(uid).read_text()) for uid in self.records()}
 
     def records(self) -> set[str]:
         """UIDs of the claims that have a record."""
@@ -245,8 +317,15 @@ class Node:
         )
 
     def check_consistent(self) -> None:
-        """Each prepared claim has exactly one CDI file and the reverse."""
-        assert self.records() == self.cdi_files()
+        """What the files say holds together, also while no driver runs."""
+        check_exclusive(self)
+        check_files(self)
+
+
+def ref_of(claim: dict[str, Any]) -> ClaimRef:
+    """Give the claim as the kubelet names it to a driver."""
+    metadata = claim["metadata"]
+    return ClaimRef(metadata["namespace"], metadata["name"], metadata["uid"])
 
 
 def new_uid() -> str:

@@ -7,6 +7,7 @@ import pytest
 from dra.prepare.steps import prepare_steps, rollback_steps, unprepare_steps
 from dra.sim.kubelet import PrepareError, UnprepareError
 from tests.process.harness import DRIVER, wait_until
+from tests.process.invariants import check_invariants
 
 
 @pytest.mark.parametrize("step", prepare_steps())
@@ -23,7 +24,7 @@ def test_killed_in_prepare(node, step):
     node.daemon()
     _wait_back(kubelet, before)
     assert kubelet.run_pod(pod).views["main"].gpus == (2,)
-    node.check_consistent()
+    check_invariants(node)
     kubelet.stop_pod(pod)
     assert (node.records(), node.cdi_files(), node.leftovers()) == (set(), set(), [])
     other = node.pod("q", node.claim("d", "gpu-2", pods=("q",)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import datetime, timedelta
 
 import grpc
 import pytest
@@ -71,12 +72,14 @@ def test_sockets_of_a_killed_run_do_not_hinder_the_next(node):
     killed.kill()
     left = {path.name for path in node.registry.iterdir()}
     assert left == {f"{DRIVER}-reg.sock"}
-    wait_until(lambda: not kubelet.connection(DRIVER).connected, what="the kubelet notices")
-    started = time.monotonic()
+    dead = kubelet.connection(DRIVER)
+    wait_until(lambda: not dead.connected, what="the kubelet notices")
     daemon = node.daemon()
-    kubelet.wait_registered(DRIVER, timeout_seconds=5)
-    wait_until(lambda: daemon.logged("kubelet_registered_driver"), seconds=5)
-    assert time.monotonic() - started < 2
+    (registered,) = wait_until(lambda: daemon.logged("kubelet_registered_driver"), seconds=5)
+    # From the log: loading Python depends on how busy the machine is.
+    (starting,) = daemon.logged("plugin_starting")
+    took = datetime.fromisoformat(registered["timestamp"]) - datetime.fromisoformat(starting["timestamp"])
+    assert took < timedelta(seconds=2)
     assert "in use" not in daemon.log.read_text()
 
 

@@ -123,6 +123,8 @@ class PluginConnection:
         self.prepare_version = prepare_version
         self.health_version = health_version
         self.connected = False
+        # Whether the plugin was told that it is registered; calls may come before.
+        self.told = False
         self.health: dict[tuple[str, str], Health] = {}
         self.health_messages = 0
         self._timings = timings

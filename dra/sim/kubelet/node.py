@@ -103,7 +103,7 @@ class SimKubelet:
     def wait_registered(
         self, driver: str, *, timeout_seconds: float = 10.0, instances: int = 1
     ) -> PluginConnection:
-        """Wait until so many instances of a driver are registered and connected; gives the one to call.
+        """Wait until so many instances of a driver are registered, connected and told; gives the one to call.
 
         Raises:
             TimeoutError: with what the kubelet saw.
@@ -111,7 +111,9 @@ class SimKubelet:
 
         def ready() -> bool:
             found = self.registry.connections(driver)
-            return len(found) >= instances and all(connection.connected for connection in found)
+            return len(found) >= instances and all(
+                connection.connected and connection.told for connection in found
+            )
 
         with self._changed:
             if not self._changed.wait_for(ready, timeout=timeout_seconds):

@@ -186,6 +186,8 @@ class PluginRegistry:
         except CallError:
             self._deregister(path)
             raise
+        connection.told = True
+        self.on_change(info.name)
         return ""
 
     def _refusal(self, info: PluginInfo, path: Path) -> str:
