@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from dra.host.driver_search import is_executable
-from dra.host.paths import HostPaths
+from dra.host.paths import HostPaths, strip_root
 from dra.host.rooted import resolve
 
 # The toolkit's packages; the GPU operator's toolkit; Google's and Amazon's images.
@@ -43,13 +43,10 @@ def host_file(paths: HostPaths, host_path: str) -> Path | None:
     """Give where this process sees the real file behind a path of the host; None if there is none, or no way to see."""
     if not host_path.startswith("/"):
         return None
-    if paths.driver_root_host == "/":
-        return resolve(paths.driver_root, host_path)
+    inside = strip_root(host_path, paths.driver_root_host)
+    if inside is not None:
+        return resolve(paths.driver_root, inside)
     if paths.sees_whole_host:
         return resolve(paths.host_root, host_path)
     view = paths.view_of(host_path)
-    if view is None:
-        return None
-    if view.is_relative_to(paths.driver_root):
-        return resolve(paths.driver_root, "/" + str(view.relative_to(paths.driver_root)))
-    return resolve(paths.host_root, "/" + str(view.relative_to(paths.host_root)))
+    return None if view is None else resolve(Path("/"), str(view))

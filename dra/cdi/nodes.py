@@ -14,19 +14,24 @@ import contextlib
 import os
 import re
 import stat
-import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 
 from dra.cdi.model import DeviceNode, GpuNodes
+from dra.cdi.node_making import (
+    Runner,
+    link_by_number,
+    may_make_nodes,
+    modprobe_command,
+    node_parameters,
+    run_program,
+)
 from dra.errors import StackError
-from dra.host.driver_lists import BINARY_DIRS, LIBRARY_DIRS
 from dra.host.paths import HostPaths, join_root
 from dra.host.pci import drm_nodes
 from dra.host.proc import FRONTEND_NAMES, device_majors
-from dra.host.rooted import resolve_inside
 from dra.telemetry.log import get_logger
 from dra.values import PciAddress
 
@@ -35,8 +40,6 @@ _DRM_MAJOR = 226
 # What a tree made without the right to mknod holds instead of a node.
 _STAND_IN = re.compile(r"simulated-device c (\d+) (\d+) gid (\d+)", re.ASCII)
 
-# (arguments, environment, seconds) -> exit status, 127 where it could not be run.
-Runner = Callable[[Sequence[str], Mapping[str, str], float], int]
 _log = get_logger(room="cdi")
 
 
@@ -72,24 +75,6 @@ class ClaimNodes:
 def gpu_rule(minor: int) -> NodeRule:
     """Give the rule of a GPU's own node."""
     return NodeRule(f"/dev/nvidia{minor}", FRONTEND_NAMES, minor)
-
-
-def run_program(arguments: Sequence[str], environment: Mapping[str, str], seconds: float) -> int:
-    """Run a program without a shell and without input; give its exit status, 127 if it did not run or end in time."""
-    try:
-        done = subprocess.run(
-            list(arguments),
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=seconds,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        _log.warning("nvidia_modprobe_failed", program=arguments[0], error=str(error))
-        return 127
-    return done.returncode
 
 
 class NodeSource:
@@ -251,69 +236,3 @@ def read_node(root: Path, path: str, *, stand_ins: bool) -> DeviceNode | None:
             return DeviceNode(path, int(match[1]), int(match[2]), mode=mode, gid=int(match[3]))
     # Any regular file will do; its own bits say nothing.
     return DeviceNode(path, 0, 0, mode=0, gid=found.st_gid)
-
-
-def modprobe_command(paths: HostPaths, minors: Sequence[int]) -> tuple[list[str], dict[str, str]] | None:
-    """Give the call of the driver's own nvidia-modprobe that loads nvidia-uvm and makes the nodes: (arguments, environment).
-
-    None where the driver has no such program. A driver root with its own `dev` is entered with chroot, since the program
-    makes nodes below `/dev`; else it runs here with the root's libraries.
-
-    Source: nvidia-modprobe(1): -u loads and makes nvidia-uvm, -c a GPU's node.
-    """
-    root = str(paths.driver_root)
-    found = (resolve_inside(root, f"{directory}/nvidia-modprobe") for directory in BINARY_DIRS)
-    inside = next((path for path in found if path is not None), None)
-    if inside is None:
-        return None
-    flags = ["-u", "-c0", *(f"-c{minor}" for minor in dict.fromkeys(minors) if minor)]
-    environment = {"PATH": ":".join(BINARY_DIRS)}
-    if root == "/":
-        return [inside, *flags], environment
-    if (paths.driver_root / "dev").is_dir():
-        return ["chroot", root, inside, *flags], environment
-    libraries = [real for path in LIBRARY_DIRS if (real := resolve_inside(root, path)) not in (None, "/")]
-    environment["LD_LIBRARY_PATH"] = ":".join(dict.fromkeys(root + path for path in libraries if path))
-    return [root + inside, *flags], environment
-
-
-def may_make_nodes(paths: HostPaths) -> bool:
-    """Whether the driver's parameters leave device nodes to programs like us (ModifyDeviceFiles)."""
-    return _parameters(paths).get("ModifyDeviceFiles", 1) != 0
-
-
-def node_parameters(paths: HostPaths) -> tuple[int, int, int]:
-    """Give (mode, uid, gid) that the driver wants its nodes to have.
-
-    Source: /proc/driver/nvidia/params (NVreg_DeviceFileMode, _UID, _GID).
-    """
-    known = _parameters(paths)
-    mode = known.get("DeviceFileMode", 0o666) & 0o777
-    return mode, known.get("DeviceFileUID", 0), known.get("DeviceFileGID", 0)
-
-
-def missing_char_links(paths: HostPaths, nodes: Iterable[DeviceNode]) -> tuple[str, ...]:
-    """Give the links `/dev/char/<major>:<minor>` that are not there.
-
-    Without them systemd forgets a container's rule for the node at the next daemon-reload (runc#3708), and the
-    container loses its GPU.
-    """
-    wanted = [f"/dev/char/{node.major}:{node.minor}" for node in nodes]
-    return tuple(path for path in wanted if not os.path.lexists(f"{paths.dev.parent}{path}"))
-
-
-def link_by_number(root: Path, path: str, major: int, *, minor: int) -> None:
-    """Make `/dev/char/<major>:<minor>` for a node; without it all still works until systemd reloads."""
-    link = root / f"dev/char/{major}:{minor}"
-    with contextlib.suppress(OSError):
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(f"..{path.removeprefix('/dev')}")
-
-
-def _parameters(paths: HostPaths) -> dict[str, int]:
-    try:
-        text = (paths.proc / "driver/nvidia/params").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in text.splitlines())
-    return {key.strip(): int(value) for key, _, value in pairs if value.strip().isdigit()}

@@ -18,10 +18,12 @@ from dra.cdi.exposure import CommonEdits, common_edits
 from dra.cdi.files import SpecFiles
 from dra.cdi.hook import find_hook
 from dra.cdi.model import CdiDevice, CdiOptions, NodeFiles, SpecDict, WantedDevice
-from dra.cdi.nodes import ClaimNodes, NodeSource, Runner, run_program
+from dra.cdi.node_making import Runner, run_program
+from dra.cdi.nodes import ClaimNodes, NodeSource
 from dra.cdi.spec import check, kind_of
 from dra.errors import ConfigError, StackError
-from dra.host.driver_files import DriverCatalog, DriverFiles
+from dra.host.driver_catalog import DriverCatalog
+from dra.host.driver_files import DriverFiles
 from dra.host.driver_lists import CAPABILITIES, DEFAULT_CAPABILITIES
 from dra.host.paths import HostPaths, strip_root
 from dra.telemetry.log import get_logger

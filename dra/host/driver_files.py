@@ -1,7 +1,6 @@
 """The files of an NVIDIA driver: libraries, programs, firmware, sockets and configuration under a driver root.
 
-`find_driver_files` looks; `DriverCatalog` keeps what was found for as long as the directories do not change. Nothing
-that is incomplete is ever kept: a node whose driver is just being installed is looked at again on the next call.
+`find_driver_files` looks each time it is called; `dra.host.driver_catalog` keeps what it found.
 
 Source: the discovery of NVIDIA's container toolkit, described in the CDI fact sheet; differences are said where they are.
 """
@@ -10,11 +9,9 @@ from __future__ import annotations
 
 import os
 import stat
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from posixpath import basename, dirname
-from threading import Lock
 
 from dra.errors import StackError
 from dra.host.driver_lists import (
@@ -36,9 +33,6 @@ from dra.host.driver_search import RootSearch, is_executable
 from dra.host.elf import ElfFacts, read_elf
 from dra.host.paths import HostPaths, strip_root
 from dra.host.proc import kernel_driver_version
-
-# A directory that changed this recently may change again within the same tick of its clock.
-_SETTLED_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,64 +125,6 @@ def find_driver_files(
 def library_stem(name: str) -> str:
     """Give `cuda` of `libcuda.so.1`."""
     return name.removeprefix("lib").partition(".so")[0]
-
-
-class DriverCatalog:
-    """Keeps the driver files of a root while its directories stay as they are. Safe for several threads.
-
-    A look costs some milliseconds, a look at the fingerprint (one stat for each of some thirty directories) 50 us.
-    """
-
-    def __init__(
-        self,
-        paths: HostPaths,
-        *,
-        capabilities: frozenset[str] = CAPABILITIES,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._paths = paths
-        self._capabilities = capabilities
-        self._wall_clock = wall_clock
-        self._lock = Lock()
-        self._kept: tuple[tuple[object, ...], DriverFiles] | None = None
-
-    def get(self, version: str) -> DriverFiles:
-        """Give the files of the driver of this version.
-
-        Raises:
-            StackError: as `find_driver_files`; nothing is kept then.
-        """
-        kept = self._kept
-        if kept is not None and kept[0] == self._fingerprint(version, kept[1].watched):
-            return kept[1]
-        with self._lock:
-            self._kept = None
-            found = find_driver_files(self._paths, version, capabilities=self._capabilities)
-            if not self._is_settled(found.watched):
-                return found
-            self._kept = (self._fingerprint(version, found.watched), found)
-            return found
-
-    def forget(self) -> None:
-        """Look again on the next call."""
-        self._kept = None
-
-    def _fingerprint(self, version: str, watched: tuple[str, ...]) -> tuple[object, ...]:
-        root = os.path.realpath(self._paths.driver_root)
-        return (version, root, *(_directory_state(directory) for directory in watched))
-
-    def _is_settled(self, watched: tuple[str, ...]) -> bool:
-        now = self._wall_clock()
-        changed = (_directory_state(directory) for directory in watched)
-        return all(state is None or abs(now - state[2] / 1e9) > _SETTLED_SECONDS for state in changed)
-
-
-def _directory_state(view: str) -> tuple[int, int, int] | None:
-    try:
-        found = os.stat(view)  # noqa: PTH116 - thirty at each prepare
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def _libraries(search: RootSearch, directories: Iterable[str], version: str) -> tuple[Library, ...]:

@@ -75,7 +75,8 @@ class HostPaths:
 
         Not so in a container to which only the driver root is mounted: there `/usr/bin` is the image's.
         """
-        return self.driver_root == self.host_root / self.driver_root_host.lstrip("/")
+        at_its_place = self.driver_root == self.host_root / self.driver_root_host.lstrip("/")
+        return self.host_root != Path("/") or at_its_place
 
     def state_dir(self, driver: str) -> Path:
         """Give the directory in which the driver of this name keeps its state."""
@@ -88,13 +89,10 @@ class HostPaths:
             return self.driver_root / inside.lstrip("/")
         if self.sees_whole_host:
             return self.host_root / host_path.lstrip("/")
+        # Mounted at the host's own paths.
         for shared in (self.kubelet_plugins_dir, self.kubelet_registry_dir, self.cdi_root):
-            at_host = (
-                "/" + str(shared.relative_to(self.host_root)) if shared.is_relative_to(self.host_root) else ""
-            )
-            rest = strip_root(host_path, at_host) if at_host else None
-            if rest is not None:
-                return shared / rest.lstrip("/")
+            if strip_root(host_path, str(shared)) is not None:
+                return Path(host_path)
         return None
 
     def driver_file_at_host(self, inside: str) -> str:

@@ -50,26 +50,31 @@ def test_links_are_followed_as_on_the_host(tmp_path, driver_root):
 
 
 def test_a_program_of_the_plugin_s_own_image_does_not_count(tmp_path):
-    """A container sees only the driver root of the host; /usr/bin is its own."""
-    image, driver = tmp_path / "image", tmp_path / "driver-root"
-    put(image / "usr/bin/nvidia-cdi-hook", PROGRAM, mode=0o755)
-    driver.mkdir()
-    operator = HostPaths(host_root=image, driver_root_host="/run/nvidia/driver", driver_root=driver)
-    assert find_hook(operator) == ""
-    assert find_hook(operator, "/usr/bin/nvidia-cdi-hook") == ""
-    whole_host = HostPaths(host_root=image, driver_root_host="/", driver_root=driver)
-    assert find_hook(whole_host) == ""
-    put(driver / "usr/bin/nvidia-cdi-hook", PROGRAM, mode=0o755)
-    assert find_hook(whole_host) == "/usr/bin/nvidia-cdi-hook"
-    assert find_hook(operator) == ""
+    """A container sees only the driver root of the host; /bin/sh is its own."""
+    operator = HostPaths(driver_root_host="/run/nvidia/driver", driver_root=tmp_path)
+    assert Path("/bin/sh").exists()
+    assert find_hook(operator, "/bin/sh") == ""
+    whole_host = HostPaths(driver_root_host="/", driver_root=tmp_path)
+    assert find_hook(whole_host, "/bin/sh") == ""
+    put(tmp_path / "bin/sh", PROGRAM, mode=0o755)
+    assert find_hook(whole_host, "/bin/sh") == "/bin/sh"
+    assert find_hook(operator, "/bin/sh") == ""
+
+
+def test_a_container_with_the_host_mounted_sees_the_host_s_programs(tmp_path):
+    host = tmp_path / "host-root"
+    paths = HostPaths(host_root=host, driver_root_host="/run/nvidia/driver", driver_root=tmp_path / "driver")
+    put(host / "usr/bin/nvidia-cdi-hook", PROGRAM, mode=0o755)
+    assert find_hook(paths) == "/usr/bin/nvidia-cdi-hook"
 
 
 def test_a_program_in_the_plugin_s_directory_is_seen_since_that_is_mounted_at_its_place(tmp_path):
-    image = tmp_path / "image"
-    paths = HostPaths(host_root=image, driver_root_host="/run/nvidia/driver", driver_root=tmp_path / "driver")
-    place = "/var/lib/kubelet/plugins/gpu.nvidia.com/nvidia-cdi-hook"
-    put(image / place.lstrip("/"), PROGRAM, mode=0o755)
-    assert find_hook(paths, place) == place
+    plugins = tmp_path / "plugins"
+    paths = HostPaths(
+        driver_root_host="/run/nvidia/driver", driver_root=tmp_path / "driver", kubelet_plugins_dir=plugins
+    )
+    place = put(plugins / "gpu.nvidia.com/nvidia-cdi-hook", PROGRAM, mode=0o755)
+    assert find_hook(paths, str(place)) == str(place)
 
 
 def test_a_file_in_the_driver_root_is_seen_through_it(tmp_path):

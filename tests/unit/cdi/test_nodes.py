@@ -6,15 +6,14 @@ import stat
 import pytest
 
 from dra.cdi.model import DeviceNode
-from dra.cdi.nodes import (
-    NodeSource,
+from dra.cdi.node_making import (
     link_by_number,
     missing_char_links,
     modprobe_command,
     node_parameters,
-    read_node,
     run_program,
 )
+from dra.cdi.nodes import NodeSource, read_node
 from dra.errors import HostError, StackError
 from dra.host.paths import HostPaths
 from dra.sim.tree.nodes import can_make_nodes

@@ -77,8 +77,9 @@ def test_2_a_container_whose_plugin_sees_the_driver_elsewhere_gets_the_host_s_sp
     for name in ("nvidiactl", "nvidia-uvm", "nvidia0"):
         put(view / "dev" / name)
     paths = HostPaths(
-        host_root=image, driver_root_host="/run/nvidia/driver", driver_root=view, stand_in_nodes=True
-    )
+        driver_root_host="/run/nvidia/driver", driver_root=view, proc=image / "proc", sys=image / "sys",
+        dev=image / "dev", cdi_root=image / "cdi", stand_in_nodes=True,
+    )  # fmt: skip
     spec = render(CdiRenderer(paths))
     text = encode(spec).decode()
     assert "driver-root" not in text
