@@ -22,6 +22,7 @@ from dra.host.rooted import resolve_inside
 _VERSIONED = re.compile(r"lib[A-Za-z0-9_+.-]+?\.so\.(\d+\.\d+(?:\.\d+)*)", re.ASCII)
 # Libraries of the driver that count their own versions.
 _OWN_VERSION = re.compile(r"lib(?:nvidia-egl-[a-z0-9]+|nvidia-nvvm70)\.so\.\d+\.\d+(?:\.\d+)*", re.ASCII)
+_MACHINES = ("x86_64", "aarch64")
 _MARKERS = ("libcuda.so.", "libnvidia-ml.so.")
 
 
@@ -155,13 +156,15 @@ class RootSearch:
         except ValueFormatError as error:
             self.searched[-1] += f" ({error.message})"
             return ()
-        found: dict[str, None] = {}
+        found: dict[str, dict[str, None]] = {}
         for entry in entries:
-            if entry.machine == machine and entry.soname.startswith(("libcuda.so", "libnvidia-")):
+            if entry.machine in _MACHINES and entry.soname.startswith(("libcuda.so", "libnvidia-")):
                 target = self.real(entry.path)
                 if target is not None:
-                    found[dirname(target)] = None
-        return tuple(found)
+                    found.setdefault(entry.machine, {})[dirname(target)] = None
+        # Another machine's only where there are none of ours: the root of a simulated node.
+        chosen = found.get(machine) or next((found[name] for name in _MACHINES if name in found), {})
+        return tuple(chosen)
 
     def _note(self, what: str) -> None:
         if what not in self.searched:

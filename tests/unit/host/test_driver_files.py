@@ -146,6 +146,27 @@ def test_the_loader_s_cache_leads_where_no_usual_directory_does(tmp_path):
         found_in(tmp_path)
 
 
+def test_of_two_machines_in_the_loader_s_cache_ours_counts_and_another_s_only_alone(tmp_path):
+    ours, other = sorted(("x86_64", "aarch64"), key=lambda name: name != os.uname().machine)
+    for machine in (ours, other):
+        for stem, soname in (("cuda", "libcuda.so.1"), ("nvidia-ml", "libnvidia-ml.so.1")):
+            library(tmp_path / f"opt/{machine}", stem, soname, machine=machine)
+
+    def cache(machine):
+        path = f"/opt/{machine}/libcuda.so.{VERSION}"
+        return ld_so_cache([("libcuda.so.1", path)], architecture=machine)
+
+    put(tmp_path / "etc/ld.so.cache", cache(other))
+    assert found_in(tmp_path).library_dirs == (f"/opt/{other}",)
+    both = bytearray(ld_so_cache([("libcuda.so.1", f"/opt/{name}/libcuda.so.{VERSION}") for name in (ours, other)],
+                                 architecture=ours))  # fmt: skip
+    at = both.index(f"/opt/{other}".encode()) - both.index(b"glibc")
+    entry = next(place for place in (48, 72) if int.from_bytes(both[place + 8 : place + 12], "little") == at)
+    both[entry : entry + 4] = cache(other)[48:52]
+    put(tmp_path / "etc/ld.so.cache", bytes(both))
+    assert found_in(tmp_path).library_dirs == (f"/opt/{ours}",)
+
+
 def test_an_arm_driver_says_so_whatever_the_machine_we_run_on(tmp_path):
     for stem, soname in (("cuda", "libcuda.so.1"), ("nvidia-ml", "libnvidia-ml.so.1")):
         library(tmp_path / "usr/lib/aarch64-linux-gnu", stem, soname, machine="aarch64")
