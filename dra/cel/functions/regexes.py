@@ -1,0 +1,48 @@
+"""`find` and `findAll`. Source: k8s.io/apiserver cel/library regex; Go's FindString and FindAllString."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dra.cel.errors import Failure
+from dra.cel.functions.registry import declare, implement
+from dra.cel.regex import RegexProblem, compile_pattern, search
+
+declare(
+    """
+    string_find_string: string~find(string) -> string
+    string_find_all_string: string~findAll(string) -> list(string)
+    string_find_all_string_int: string~findAll(string, int) -> list(string)
+    """
+)
+
+
+@implement("find", str, str)
+def _find(text: str, pattern: str) -> str:
+    match = search(pattern, text)
+    return match.group() if match else ""
+
+
+@implement("findAll", str, str)
+def _find_all(text: str, pattern: str) -> list[Any]:
+    return _find_some(text, pattern, -1)
+
+
+@implement("findAll", str, str, int)
+def _find_some(text: str, pattern: str, limit: int) -> list[Any]:
+    try:
+        compiled = compile_pattern(pattern)
+    except RegexProblem as problem:
+        raise Failure("regex", f"Illegal regex: {problem}") from None
+    found: list[Any] = []
+    at, previous_end = 0, -1
+    while at <= len(text) and (limit < 0 or len(found) < limit):
+        match = compiled.search(text, at)
+        if match is None:
+            break
+        # An empty match right after the match before it does not count.
+        if match.end() > match.start() or match.start() != previous_end:
+            found.append(match.group())
+        previous_end = match.end()
+        at = match.end() if match.end() > match.start() else match.end() + 1
+    return found
