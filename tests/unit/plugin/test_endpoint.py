@@ -280,3 +280,15 @@ def test_clients_that_connect_and_say_nothing_do_not_hinder_the_kubelet(plugin, 
     finally:
         for connection in silent:
             connection.close()
+
+
+def test_more_calls_at_once_than_a_connection_may_have_wait_and_none_is_reset(plugin, dial):
+    client = dial(plugin().sockets.service)
+    call = client.channel.unary_unary(
+        PREPARE_V1.path,
+        request_serializer=PREPARE_V1.request.SerializeToString,
+        response_deserializer=PREPARE_V1.response.FromString,
+    )
+    for _ in range(10):
+        calls = [call.future(claims(PREPARE_V1, f"u{n}"), timeout=20) for n in range(200)]
+        assert all(answered.result().claims for answered in calls)
