@@ -417,6 +417,9 @@ class Publisher:
             self._server_is_known = False
         self._due, self._not_before = now, now + delay
         self._update(failures=self._backoff.failures, last_error=error)
+        if self._disturbed:
+            # Somebody changed the pool, and it could not be put right.
+            self._update(ready=False, ready_since=None)
         code, at = self._logged
         if code != error.code or now - at > REPEAT_LOG_SECONDS:
             self._logged = (error.code, now)
