@@ -20,12 +20,14 @@ class Fault:
 
     kind:
         delay: wait `seconds`, then answer properly.
-        error: answer `code` with `reason`; `retry_after` seconds become the header.
+        error: answer `code` with `reason`; `retry_after` seconds become the header, `causes` the details.
         close: close the connection without an answer.
         drop: answer, but break the connection after `after_bytes` of the body.
         freeze: never answer, until the fault is cleared or the server stops.
         stall: watches only: open the stream and stay silent.
         gone: watches only: open the stream and send an ERROR event with 410.
+
+    `body` is a regular expression: only requests whose body it finds are hit.
     """
 
     kind: Kind
@@ -39,13 +41,17 @@ class Fault:
     seconds: float = 0.0
     after_bytes: int = 20
     watch: bool | None = None
+    body: str = ""
+    causes: tuple[dict[str, str], ...] = ()
     hits: int = 0
     cleared: threading.Event = field(default_factory=threading.Event)
 
-    def fits(self, method: str, target: str, *, watch: bool) -> bool:
+    def fits(self, method: str, target: str, *, watch: bool, body: bytes = b"") -> bool:
         """Whether the fault is meant for this request."""
         wanted = self.watch if self.watch is not None else (True if self.kind in {"stall", "gone"} else None)
         if wanted is not None and wanted != watch:
+            return False
+        if self.body and re.search(self.body.encode(), body) is None:
             return False
         return self.method in {"*", method} and re.search(self.path, target) is not None
 
@@ -92,11 +98,11 @@ class Faults:
         """Whether new connections are closed at once."""
         return self._refusing.is_set()
 
-    def take(self, method: str, target: str, *, watch: bool) -> Fault | None:
+    def take(self, method: str, target: str, *, watch: bool, body: bytes = b"") -> Fault | None:
         """Give the fault that this request meets, and count the hit."""
         with self._lock:
             for fault in self._faults:
-                if fault.fits(method, target, watch=watch) and (
+                if fault.fits(method, target, watch=watch, body=body) and (
                     fault.times is None or fault.hits < fault.times
                 ):
                     fault.hits += 1

@@ -97,7 +97,7 @@ class Connection(BaseHTTPRequestHandler):
         headers = {key.lower(): value for key, value in self.headers.items()}
         request = Request(self.command, self.path, headers, body)
         watch = request.flag("watch") or "/watch/" in request.path
-        fault = self.server.faults.take(request.method, request.target, watch=watch)
+        fault = self.server.faults.take(request.method, request.target, watch=watch, body=body)
         status = 0
         try:
             response = self._answer(request, fault)
@@ -226,4 +226,6 @@ def _failed(fault: Fault) -> Response:
     if fault.retry_after is not None:
         failure.headers["Retry-After"] = str(fault.retry_after)
         failure.details = {"retryAfterSeconds": fault.retry_after}
+    if fault.causes:
+        failure.details = {**(failure.details or {}), "causes": list(fault.causes)}
     return Response(fault.code, dump(failure.body()), headers=failure.headers)

@@ -96,3 +96,21 @@ def test_every_request_is_counted(server: SimApiServer) -> None:
     assert [entry.status for entry in server.requests.find(path="/none")] == [404]
     server.requests.clear()
     assert server.requests.count() == 0
+
+
+def test_a_fault_can_be_meant_for_what_a_request_says_and_name_the_field(server: SimApiServer) -> None:
+    cause = {"field": "metadata.name", "reason": "FieldValueInvalid", "message": "not this one"}
+    server.faults.set("error", method="POST", path="/events", code=422, body='"unloved"', causes=(cause,))
+
+    def create(name: str) -> tuple[int, dict]:
+        parts = urlsplit(server.url)
+        with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)) as connection:
+            body = {"metadata": {"name": name}, "involvedObject": {"namespace": "default"}}
+            path = "/api/v1/namespaces/default/events"
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+
+    status, refusal = create("unloved")
+    assert (status, refusal["details"]["causes"]) == (422, [cause])
+    assert create("loved")[0] == 201
