@@ -243,7 +243,8 @@ def _load(configuration: Any, options: KubeOptions, environment: Mapping[str, st
 
 
 def _load_kubeconfig(configuration: Any, path: str, context: str | None) -> None:
-    from kubernetes.config.kube_config import load_kube_config
+    with _IMPORTING, _without_package_code():
+        from kubernetes.config.kube_config import load_kube_config
 
     # The loader's own message does not say which file.
     if not any(Path(part).is_file() for part in path.split(os.pathsep)):
