@@ -138,7 +138,7 @@ def test_a_watch_that_is_refused_with_410_again_and_again_does_not_become_a_hot_
     server.faults.set("gone", path="resourceslices")
     server.expire_watches()
     before, began = server.requests.count("GET", "resourceslices"), time.monotonic()
-    time.sleep(2.5)
+    time.sleep(1.5)
     asked = server.requests.count("GET", "resourceslices") - before
     assert asked <= (time.monotonic() - began) + 6
     server.faults.clear()
@@ -149,10 +149,10 @@ def test_a_watch_that_is_refused_with_410_again_and_again_does_not_become_a_hot_
 @pytest.mark.parametrize(
     "fault",
     [
-        {"kind": "error", "code": 500, "times": 4},
+        {"kind": "error", "code": 500, "times": 2},
         {"kind": "error", "code": 429, "retry_after": 1, "times": 1},
         {"kind": "error", "code": 409, "reason": "Conflict", "times": 2},
-        {"kind": "close", "times": 3},
+        {"kind": "close", "times": 1},
         {"kind": "drop", "after_bytes": 40, "times": 3},
         {"kind": "delay", "seconds": 0.3, "times": 2},
     ],
