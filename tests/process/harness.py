@@ -125,7 +125,7 @@ class Node:
         self.registry = self.kubelet_root / "plugins_registry"
         self.registry.mkdir(parents=True)
         self.machine = SimulatedNode(profile, self.root)
-        self.api = SimApiServer(version=version).start()
+        self.api = self.api_server(version)
         self.kubeconfig = self.api.write_kubeconfig(self.root / "kubeconfig")
         self.client = KubeClient(Connection(KubeOptions(kubeconfig=str(self.kubeconfig))))
         made = self.api.create(
@@ -136,6 +136,10 @@ class Node:
         self.partitions: dict[str, int] = {}
         self.daemons: list[DaemonProcess] = []
         self._kubelets: list[SimKubelet] = []
+
+    def api_server(self, version: str) -> Any:
+        """Start the API server."""
+        return SimApiServer(version=version).start()
 
     def close(self) -> None:
         """End all processes and threads, and remove the files."""

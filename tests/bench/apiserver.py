@@ -1,0 +1,77 @@
+"""The simulated API server in a process of its own, so that what is measured shares no interpreter with it.
+
+`python -m tests.bench.apiserver VERSION KUBECONFIG` serves until its standard input ends: it never outlives the
+benchmark. Its first line of output is the port.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+
+
+class ApiServerProcess:
+    """What the benchmark needs of `SimApiServer`, by HTTP on one kept connection. Thread-safe."""
+
+    def __init__(self, *, version: str, folder: Path) -> None:
+        self._kubeconfig = folder / "bench-kubeconfig"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.bench.apiserver", version, str(self._kubeconfig)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        self._connection = http.client.HTTPConnection("127.0.0.1", int(self._process.stdout.readline()))
+        self._lock = threading.Lock()
+
+    def write_kubeconfig(self, path: Path) -> Path:
+        """Copy the kubeconfig of the server."""
+        return Path(shutil.copy(self._kubeconfig, path))
+
+    def request(
+        self, method: str, target: str, body: Any = None, *, content_type: str = "application/json"
+    ) -> tuple[int, Any]:
+        """Make a call; gives status and decoded answer."""
+        data = None if body is None else json.dumps(body).encode()
+        with self._lock:
+            self._connection.request(method, target, body=data, headers={"Content-Type": content_type})
+            answer = self._connection.getresponse()
+            text = answer.read()
+        return answer.status, json.loads(text) if text else None
+
+    def create(self, collection: str, obj: Json) -> Json:
+        """Create an object. RuntimeError: the server refused it."""
+        status, answer = self.request("POST", collection, obj)
+        if status != 201:
+            raise RuntimeError(f"{collection}: {status} {answer}")
+        return dict(answer)
+
+    def stop(self) -> None:
+        """End the process."""
+        self._connection.close()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+
+
+def main(version: str, kubeconfig: str) -> None:
+    """Serve until standard input ends."""
+    from dra.sim.apiserver import SimApiServer
+
+    server = SimApiServer(version=version).start()
+    server.write_kubeconfig(kubeconfig)
+    print(server.url.rpartition(":")[2], flush=True)
+    sys.stdin.read()
+    server.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
