@@ -241,17 +241,20 @@ class Engine:
     def _bring_about(
         self, ref: ClaimRef, view: ClaimView, inventory: Inventory, previous: Record | None
     ) -> tuple[PreparedDevice, ...]:
+        boot_id = self._settings.boot_id
+        # Who holds its devices already is not asked again: a lost record that may hold them too must not end it.
+        holder = previous is not None and previous.is_complete(boot_id) and previous.results == view.results
         try:
             plan = plan_prepare(
                 view,
                 inventory=inventory,
-                holds=self.store.holds(self._settings.boot_id),
+                holds=() if holder else self.store.holds(boot_id),
                 cdi_kind=self.cdi.kind,
                 strategies=self._ports.strategies,
             )
         except DraError as error:
-            if (holder := error.fields.get("holder_uid")) is not None:
-                self._ports.conflict(str(holder))
+            if (rival := error.fields.get("holder_uid")) is not None:
+                self._ports.conflict(str(rival))
             raise
         for text in plan.warnings:
             self._log.warning("config_ignored", claim=str(ref), claim_uid=ref.uid, reason=text)

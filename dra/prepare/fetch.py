@@ -79,7 +79,7 @@ class ClaimFetcher:
         """
         with self._mutex:
             future = self._background.get(ref.uid)
-            if future is None or future.done():
+            if future is None:
                 future = self._pool.submit(
                     lambda: self._source.get(ref.namespace, ref.name, _BACKGROUND_SECONDS)
                 )

@@ -194,7 +194,7 @@ class Janitor:
         store = self._engine.store
         # Specs first: prepare writes the record before the spec, unprepare removes the spec before the record.
         specs = self._engine.cdi.uids()
-        store.refresh()
+        store.refresh(fully=True)
         known = {record.ref.uid for record in store.records()}
         known |= store.damaged().keys() | store.unreadable().keys()
         checkpoint: bytes | None = None

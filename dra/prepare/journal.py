@@ -101,18 +101,11 @@ class Journal:
         return record
 
     def _with_journal(self, wanted: Record, effects: Sequence[Effect], previous: Record | None) -> Record:
-        known: dict[str, JournalEntry] = {}
-        if previous is not None:
-            known = {entry.key: entry for entry in previous.journal}
-        entries = []
-        for effect in effects:
-            fresh = journal_entry(effect)
-            old = known.get(fresh.key)
-            if old is not None and previous is not None and previous.boot_id != self._boot_id:
-                old = replace(old, state="pending")
-            entries.append(old or fresh)
+        known = {} if previous is None else {entry.key: entry for entry in previous.journal}
+        fresh = [journal_entry(effect) for effect in effects]
+        entries = tuple(known.get(entry.key, entry) for entry in fresh)
         extra = {} if previous is None else previous.extra
-        return replace(wanted, boot_id=self._boot_id, journal=tuple(entries), extra=extra)
+        return replace(wanted, boot_id=self._boot_id, journal=entries, extra=extra)
 
     def _drop_obsolete(self, previous: Record | None, effects: Sequence[Effect]) -> Record | None:
         if previous is None:

@@ -93,8 +93,10 @@ class RecordStore:
         """Give where a claim's record is."""
         return self._directory / f"{uid}.json"
 
-    def refresh(self) -> None:
+    def refresh(self, *, fully: bool = False) -> None:
         """Take in what another process changed. One stat if nothing did.
+
+        With `fully` each file is looked at, and so also found if it was changed in place, which no driver does.
 
         Raises:
             HostError: the directory cannot be read.
@@ -108,7 +110,7 @@ class RecordStore:
                 except FileNotFoundError:
                     self._remake(found)
                     seen_at = self._directory.stat().st_mtime_ns
-                if seen_at == self._seen_at:
+                if seen_at == self._seen_at and not fully:
                     return
                 self._scan(found)
                 # Only when the last change lies well back does every later one show as a new time.

@@ -141,7 +141,7 @@ class History(RuleBasedStateMachine):
             uid = self.refs[number].uid
             if uid in self.node.cdi_file(self.refs[number]).read_text():
                 path.write_bytes(data)
-                self.node.the_engine.store.refresh()
+                self.node.the_engine.store.refresh(fully=True)
 
     @rule(hours=st.booleans())
     def sweep(self, hours):
@@ -157,7 +157,9 @@ class History(RuleBasedStateMachine):
         node = self.node
         held: dict[str, list[tuple[str, str | None]]] = {}
         for hold in node.the_engine.store.holds(node.boot_id):
-            held.setdefault(hold.device, []).append((hold.ref.uid, hold.share_id))
+            # What the lost record of a claim for monitoring held is not known: it counts, but takes nothing away.
+            if hold.ref.uid != self.refs[5].uid:
+                held.setdefault(hold.device, []).append((hold.ref.uid, hold.share_id))
         for device, holders in held.items():
             distinct = {uid for uid, _ in holders}
             shares = [share for _, share in holders]

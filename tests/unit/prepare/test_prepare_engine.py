@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import threading
@@ -300,7 +301,7 @@ def test_a_second_holder_is_refused_and_the_first_is_named_with_its_pods(node):
 
     began = time.monotonic()
     error = node.refused(second)
-    assert time.monotonic() - began < 0.1
+    assert time.monotonic() - began < 0.5  # 100 ms, and what a busy machine adds
     assert error.code == "DRA-DEVICE-HELD"
     assert error.retryable
     for text in ("gpu-0", "default/claim-1", first.uid, "pod train-1", "pod train-2"):
@@ -477,12 +478,15 @@ def test_a_prepared_claim_is_answered_at_once_while_the_api_hangs(node):
     first = [node.prepared(ref) for ref in refs]
     node.restart()
     node.api.hang()
-    threads = threading.active_count()
+    threads, seconds = threading.active_count(), []
     for _ in range(5):
         for ref, answer in zip(refs, first, strict=True):
             began = time.monotonic()
             assert node.prepared(ref) == answer
-            assert time.monotonic() - began < 0.1  # 50 ms, and what a busy machine adds
+            seconds.append(time.monotonic() - began)
+    # 50 ms where nothing else runs; a busy machine may add to some of them.
+    assert min(seconds) < 0.05
+    assert max(seconds) < 1.0
     # One call to the API a claim at most is left waiting.
     assert threading.active_count() - threads <= len(refs)
     assert node.api.waiting <= len(refs)
@@ -584,6 +588,20 @@ def test_a_hung_prepare_of_one_gpu_does_not_delay_another(node):
     assert "default/claim-3" in str(error)
     go.set()
     thread.join()
+
+
+def test_nothing_is_done_while_nvidias_plugin_works_on_the_node(node):
+    node.settings = {"lock_wait_seconds": 0.05}
+    node.restart()
+    ref = node.claim(1, "gpu-0")
+    node.prepared(ref)
+    with (node.state_dir / "pu.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for error in (node.refused(ref), node.unprepare(ref)):
+            assert error.code == "DRA-LOCK-TIMEOUT"
+            assert "pu.lock" in str(error)
+    node.prepared(ref)
+    assert node.unprepare(ref) is None
 
 
 # -- reboot -------------------------------------------------------------------------------------------------

@@ -130,36 +130,36 @@ def test_nvidias_plugin_at_work_keeps_ours_out_and_two_of_ours_go_together(tmp_p
         process.communicate()
 
 
-def test_a_lock_file_removed_by_its_holder_never_lets_two_in(locks, tmp_path):
-    """A waiter that gets the lock of a file without a name starts again with the file that has it."""
-    inside, most = [], []
+def test_a_waiter_whose_lock_file_was_removed_waits_for_the_one_that_has_the_name(locks, tmp_path):
+    """Else it would be in at the same time as who locked the new file."""
+    locks.make()
+    path = tmp_path / "locks" / "a.lock"
+    first = _lock(path)
+    entered = threading.Event()
+    thread = threading.Thread(target=lambda: _enter(locks, [], "a") or entered.set())
+    thread.start()
+    # The waiter has the old file open.
+    wait_until(lambda: sum("a.lock" in _target(fd) for fd in os.listdir("/proc/self/fd")) == 2)
+    path.unlink()
+    second = _lock(path)
+    os.close(first)
+    assert not entered.wait(0.1)
+    os.close(second)
+    assert entered.wait(5)
+    thread.join()
 
-    def work():
-        for _ in range(60):
-            with locks.hold(["a"], what="work", wait_seconds=30):
-                inside.append(1)
-                most.append(len(inside))
-                inside.pop()
-                locks.remove("a")
 
-    # A second directory object stands for another process: its threads meet the first ones only at the file.
-    other = LockDirectory(tmp_path / "locks")
+def _lock(path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
 
-    def work_elsewhere():
-        for _ in range(60):
-            with other.hold(["a"], what="work", wait_seconds=30):
-                inside.append(1)
-                most.append(len(inside))
-                inside.pop()
-                other.remove("a")
 
-    threads = [threading.Thread(target=call) for call in (work, work_elsewhere, work, work_elsewhere)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert max(most) == 1
-    assert len(most) == 240
+def _target(descriptor: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return ""
 
 
 def test_a_lock_that_is_held_is_not_cleaned_up(locks):

@@ -143,7 +143,7 @@ def test_a_damaged_record_is_set_aside_reported_and_rebuilt(node, data, restarte
         node.restart()
 
     assert node.prepared(other) == second
-    node.the_engine.store.refresh()
+    node.the_engine.store.refresh(fully=True)
     aside = node.record_file(ref).with_name(f"{ref.uid}.json.corrupt-1")
     assert aside.read_bytes() == data
     (notice,) = node.notices
@@ -181,6 +181,15 @@ def test_the_devices_of_a_lost_record_stay_held_until_it_is_rebuilt(node):
     assert node.janitor().sweep().released == [ref.uid]
     assert node.files() == []
     node.prepared(rival)
+
+
+def test_the_lost_record_of_a_monitoring_claim_does_not_end_who_uses_the_device(node):
+    user, monitor = node.claim(1, "gpu-0"), node.claim(2, result("gpu-0", adminAccess=True))
+    first = node.prepared(user)
+    node.prepared(monitor)
+    node.record_file(monitor).write_bytes(b"")
+    node.restart()
+    assert node.prepared(user) == first
 
 
 def test_without_a_cdi_file_a_damaged_record_itself_tells_what_it_held(node):
@@ -221,7 +230,7 @@ def test_a_record_that_is_damaged_again_is_set_aside_beside_the_first(node):
     for _ in range(2):
         node.prepared(ref)
         node.record_file(ref).write_bytes(b"garbage")
-        node.the_engine.store.refresh()
+        node.the_engine.store.refresh(fully=True)
     names = [path.name for path in (node.state_dir / "claims").iterdir()]
     assert sorted(names) == [f"{ref.uid}.json.corrupt-{n}" for n in (1, 2)]
     node.prepared(ref)
