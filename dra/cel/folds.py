@@ -36,14 +36,12 @@ def plan_fold(plan: Plan, node: Fold) -> Step:
         loop[node.var2] = (second, None)
     plan.scopes.append(dict(loop))
     try:
+        condition, step = plan.step(node.condition), plan.step(node.step)
         parts = _parts(node)
-        if parts is not None:
-            steps = [plan.step(part) for part in parts]
-        else:
-            condition, step = plan.step(node.condition), plan.step(node.step)
+        steps = [plan.step(part) for part in parts or ()]
     finally:
         plan.scopes.pop()
-    result = plan.step(node.result) if parts is None else None
+    result = plan.step(node.result)
     plan.scopes.pop()
     match node.macro:
         case "all" | "exists":
@@ -52,7 +50,6 @@ def plan_fold(plan: Plan, node: Fold) -> Step:
             return _exists_one(container, first, second, steps[0])
         case "map" | "filter" | "transformList" if parts is not None:
             return _collect(container, first, second, steps)
-    assert result is not None
     return _general(container, (first, second, accu), init, condition, step, result)
 
 

@@ -14,9 +14,10 @@ from dra.cel.access import missing_key, present, qualify, qualify_optional
 from dra.cel.errors import Failure, no_overload
 from dra.cel.folds import plan_fold
 from dra.cel.functions import FUNCTIONS, Function
+from dra.cel.functions.standard import check_timestamp
 from dra.cel.regex import RegexProblem, compile_pattern
 from dra.cel.tree import Call, Fold, Ident, ListNode, Literal, MapNode, Node, Select, StructNode
-from dra.cel.values import Duration, Optional, Timestamp, encode_key, equal, truth
+from dra.cel.values import Duration, Optional, Uint, check_int, encode_key, equal, truth
 
 Frame = list[Any]
 Step = Callable[[Frame], Any]
@@ -38,6 +39,8 @@ class Plan:
         self.scopes: list[dict[str, tuple[int, Step | None]]] = []
         self.constants: dict[int, Any] = {}
         self.steps: dict[int, Step] = {}
+        # Tests `x in [constants]`, by node: they are look-ups and cost nothing.
+        self.members: dict[int, Callable[[Any], bool]] = {}
 
     def build(self, root: Node) -> Step:
         """Plan the whole.
@@ -192,7 +195,9 @@ class Plan:
             if not items:
                 return self.constant(node, value=False)
             if all(type(item) is not bytes and type(item) in _HASHED for item in items):
-                return _member(steps[0], items)
+                element, member = steps[0], _member(items)
+                self.members[id(node)] = member
+                return lambda frame: member(element(frame))
         return _call(FUNCTIONS["@in"], list(steps))
 
     # -- aggregates
@@ -243,43 +248,36 @@ class Plan:
     def _struct(self, node: StructNode) -> Step:
         name = node.name.removeprefix(".")
         steps = {field: self.step(value) for _, field, value, _ in node.fields}
-        if name == t.DEVICE.name:
-            return _unknown_type(list(steps.values()), name)
-        if name in {t.DURATION.name, t.TIMESTAMP.name}:
-            kind = Duration if name == t.DURATION.name else Timestamp
+        return lambda frame: struct_value(name, {field: step(frame) for field, step in steps.items()})
 
-            def time(frame: Frame) -> Any:
-                parts = {field: step(frame) for field, step in steps.items()}
-                return kind(int(parts.get("seconds", 0)) * 10**9 + int(parts.get("nanos", 0)))
 
-            return time
-        default = {t.BOOL: False, t.BYTES: b"", t.DOUBLE: 0.0, t.STRING: ""}.get(
-            t.WRAPPERS[name].params[0], 0
-        )
-        value = steps.get("value")
-        return value if value is not None else lambda _frame: default
+def struct_value(name: str, fields: dict[str, Any]) -> Any:
+    """Give the value of a message literal.
+
+    Raises:
+        Failure: unknown_type, as for the device's own type.
+    """
+    if name == t.DURATION.name:
+        return Duration(check_int(fields.get("seconds", 0) * 10**9 + fields.get("nanos", 0)))
+    if name == t.TIMESTAMP.name:
+        return check_timestamp(fields.get("seconds", 0) * 10**9 + fields.get("nanos", 0))
+    if name not in t.WRAPPERS:
+        raise Failure("unknown_type", f"unknown type '{name}'")
+    default = {t.BOOL: False, t.BYTES: b"", t.DOUBLE: 0.0, t.STRING: "", t.UINT: Uint(0)}
+    return fields.get("value", default.get(t.WRAPPERS[name].params[0], 0))
 
 
 _SPECIAL = {
     "_&&_": "_and", "_||_": "_or", "_?_:_": "_conditional", "_==_": "_equals", "_[_]": "_index", "@in": "_in",
     "_[?_]": "_optional_index", "_?._": "_optional_index", "or": "_or_value", "orValue": "_or_value",
 }  # fmt: skip
-_HASHED = frozenset({str, int, bool, float}) | {type(value) for value in (FUNCTIONS["uint"].call(0),)}
+_HASHED = frozenset({str, int, bool, float, Uint})
 
 
 def _optional(value: Any) -> Optional:
     if type(value) is not Optional:
         raise no_overload()
     return value
-
-
-def _unknown_type(steps: list[Step], name: str) -> Step:
-    def run(frame: Frame) -> Any:
-        for step in steps:
-            step(frame)
-        raise Failure("unknown_type", f"unknown type '{name}'")
-
-    return run
 
 
 def _variable(slot: int, init: Step | None) -> Step:
@@ -329,7 +327,7 @@ def _equals_constant(left: Step, constant: Any) -> Step:
     return lambda frame: equal(left(frame), constant)
 
 
-def _member(element: Step, items: list[Any]) -> Step:
+def _member(items: list[Any]) -> Callable[[Any], bool]:
     """`in` a constant list: a look-up, which cannot hash versions or bytes."""
     from dra.cel.functions.formats import CelFormat
     from dra.cel.functions.quantities import CelSemver
@@ -338,8 +336,7 @@ def _member(element: Step, items: list[Any]) -> Step:
     unhashable = frozenset({CelSemver, CelFormat, bytes})
     texts = frozenset(item for item in items if type(item) is str)
 
-    def run(frame: Frame) -> bool:
-        value = element(frame)
+    def run(value: Any) -> bool:
         kind = type(value)
         if kind is str:
             return value in texts

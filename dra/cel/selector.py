@@ -14,7 +14,9 @@ from typing import Any
 from dra.cel import types as t
 from dra.cel.checker import Environment, check
 from dra.cel.device import DeviceView
-from dra.cel.errors import CelCompileError, CelEvalError, Failure, Issue
+from dra.cel.errors import CelCompileError, CelEvalError, CostExceeded, Failure, Issue
+from dra.cel.estimate import estimate_cost
+from dra.cel.interpreter import Interpreter
 from dra.cel.parser import parse, place
 from dra.cel.planner import InstantiationError, Plan
 from dra.cel.tree import Node
@@ -23,6 +25,8 @@ from dra.cel.validators import validate
 from dra.cel.values import Duration, Timestamp, Uint, type_of
 
 COST_LIMIT = 1_000_000
+# The estimate is no strict bound. Where it stays this far below the limit, the cost is not counted at all.
+COST_MARGIN = 16
 MAX_BYTES = 10 * 1024
 
 
@@ -40,23 +44,28 @@ DEFAULT = CelFeatures()
 class Selector:
     """A compiled selector. Immutable, may be shared by threads."""
 
-    __slots__ = ("_run", "_slots", "expression", "features", "kind", "root")
+    __slots__ = ("_plan", "_run", "_slots", "expression", "features", "kind", "max_cost", "root")
 
-    def __init__(self, expression: str, root: Node, kind: CelType, plan: Plan, features: CelFeatures) -> None:
+    def __init__(self, expression: str, root: Node, kind: CelType, features: CelFeatures) -> None:
         self.expression = expression
         self.root = root
         self.kind = kind
         self.features = features
-        self._run = plan.build(root)
-        self._slots = plan.slots
+        self.max_cost = estimate_cost(root)
+        self._plan = Plan()
+        self._run = self._plan.build(root)
+        self._slots = self._plan.slots
 
-    def evaluate(self, device: Mapping[str, Any] | DeviceView, *, driver: str = "") -> bool:
+    def evaluate(
+        self, device: Mapping[str, Any] | DeviceView, *, driver: str = "", cost_limit: int = COST_LIMIT
+    ) -> bool:
         """Whether the device matches.
 
         Args:
             device: v1 device JSON (`attributes`, `capacity`, `allowMultipleAllocations`), not changed afterwards by
                 the caller, or a view made by `view_of`.
             driver: the pool's driver, for a device given as JSON.
+            cost_limit: run-time cost at which the evaluation fails, as in the scheduler.
 
         Raises:
             CelEvalError: the expression fails on this device.
@@ -65,14 +74,26 @@ class Selector:
             device = view_of(device, driver=driver, features=self.features)  # type: ignore[arg-type]
         if device.failure is not None:
             raise self._error(device.failure)
-        frame: list[Any] = [device.fields, *[None] * (self._slots - 1)]
         try:
-            value = self._run(frame)
+            if self.max_cost * COST_MARGIN > cost_limit:
+                value = self.run_costed(device, cost_limit=cost_limit)[0]
+                if isinstance(value, Failure):
+                    raise self._error(value)
+            else:
+                value = self._run([device.fields, *[None] * (self._slots - 1)])
             return value if value is True or value is False else _to_bool(value)
         except Failure as failure:
             raise self._error(failure) from None
         except RecursionError:
             raise CelEvalError("the expression nests too deeply", error_class="internal") from None
+
+    def run_costed(self, device: DeviceView, *, cost_limit: int = COST_LIMIT) -> tuple[Any, int]:
+        """Give the value or Failure and what it cost, counted as the scheduler counts (slow)."""
+        interpreter = Interpreter(self._plan, device.fields, limit=cost_limit)
+        try:
+            return interpreter.evaluate(self.root), interpreter.cost
+        except CostExceeded as failure:
+            return failure, interpreter.cost
 
     def _error(self, failure: Failure) -> CelEvalError:
         return CelEvalError(failure.text, error_class=failure.error_class, source=self.expression)
@@ -159,7 +180,7 @@ def _build(expression: str, features: CelFeatures, *, new: bool) -> Selector:
             f"must evaluate to bool or the unknown type, not {declared_name(checked.kind)}", source=expression
         )
     try:
-        return Selector(expression, root, checked.kind, Plan(), features)
+        return Selector(expression, root, checked.kind, features)
     except InstantiationError as error:
         raise CelCompileError(f"program instantiation failed: {error}", source=expression) from None
 

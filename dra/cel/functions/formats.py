@@ -153,7 +153,7 @@ class CelFormat(Opaque):
         return self.name == other.name
 
 
-_DATETIME_SIZE = 137
+_DATETIME_SIZE = 72
 FORMATS = {
     "dns1123Label": CelFormat("DNS1123Label", 30, _by_shape(_DNS_LABEL)),
     "dns1123Subdomain": CelFormat("DNS1123Subdomain", 60, _by_shape(_DNS_SUBDOMAIN)),
@@ -164,7 +164,7 @@ FORMATS = {
     "dns1035LabelPrefix": CelFormat("DNS1035LabelPrefix", 30, _by_shape(_DNS_1035, prefix=True)),
     "labelValue": CelFormat("LabelValue", 40, _by_shape(_Shape(_VALUE, _VALUE_TEXT, 63))),
     "uri": CelFormat("URI", 1103, _uri),
-    "uuid": CelFormat("uuid", 73, _uuid),
+    "uuid": CelFormat("uuid", 72, _uuid),
     "byte": CelFormat("byte", 84, _byte),
     "date": CelFormat("date", _DATETIME_SIZE, _date),
     "datetime": CelFormat("datetime", _DATETIME_SIZE, _datetime),

@@ -1,0 +1,311 @@
+"""Worst-case cost of an expression before it runs: what the API server compares with its limit.
+
+Source: cel-go's cost estimator with Kubernetes' and the DRA size limits: maps of 32 entries, values of 64 characters, domains and
+drivers of 63, names of 32. Costs saturate at 2^64-1, which means "unbounded".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from dra.cel import types as t
+from dra.cel.estimate_calls import CallEstimator
+from dra.cel.tree import Call, Fold, Ident, ListNode, Literal, MapNode, Node, Select, StructNode
+from dra.cel.types import CelType
+
+MAX = (1 << 64) - 1
+Path = tuple[str, ...]
+_SCALARS = frozenset({"bool", "double", "duration", "int", "timestamp", "uint"})
+_BASE_LIST, _BASE_MAP, _BASE_STRUCT = 10, 30, 40
+
+
+class Range(NamedTuple):
+    """Least and most: of a size, or of a cost."""
+
+    low: int
+    high: int
+
+    def plus(self, other: Range) -> Range:
+        """Add, saturating."""
+        return Range(min(self.low + other.low, MAX), min(self.high + other.high, MAX))
+
+    def times(self, other: Range) -> Range:
+        """Multiply, saturating."""
+        return Range(min(self.low * other.low, MAX), min(self.high * other.high, MAX))
+
+    def scaled(self, factor: float) -> Range:
+        """Multiply by a factor, rounding up, in doubles as upstream."""
+        return Range(_scale(self.low, factor), _scale(self.high, factor))
+
+    def union(self, other: Range) -> Range:
+        """Give the range that covers both."""
+        return Range(min(self.low, other.low), max(self.high, other.high))
+
+
+def _scale(value: int, factor: float) -> int:
+    product = math.ceil(float(value) * factor)
+    return min(MAX, product)
+
+
+UNKNOWN = Range(0, MAX)
+ONE = Range(1, 1)
+ZERO = Range(0, 0)
+
+
+class Entry(NamedTuple):
+    """Sizes of what a list or map literal holds."""
+
+    container: str
+    key: Range
+    value: Range
+
+    def union(self, other: Entry | None) -> Entry | None:
+        """Give the entry that covers both."""
+        return other and Entry(self.container, self.key.union(other.key), self.value.union(other.value))
+
+
+class Local(NamedTuple):
+    """A variable of a macro: where its values come from, and how large they are."""
+
+    path: Path
+    size: Range | None
+    entry: Entry | None
+
+
+def estimate_cost(root: Node) -> int:
+    """Give the worst-case cost of a checked tree."""
+    return Estimator().cost(root).high
+
+
+class Estimator:
+    """One walk over a tree."""
+
+    def __init__(self) -> None:
+        self.paths: dict[int, Path] = {}
+        self.sizes: dict[int, Range] = {}
+        self.entries: dict[int, Entry] = {}
+        self.locals: dict[str, list[Local]] = {}
+        self.costs: dict[int, Range] = {}
+        self.calls = CallEstimator(self)
+
+    def cost(self, node: Node) -> Range:
+        """Give the cost of a node; one that stands in two places costs the same in both."""
+        known = self.costs.get(id(node))
+        if known is not None and not isinstance(node, Ident):
+            return known
+        match node:
+            case Ident():
+                local = self.local(node.name)
+                self.paths[id(node)] = local.path if local else (node.name,)
+                cost = ONE
+            case Select():
+                cost = self._select(node)
+            case Call():
+                cost = self._call(node)
+            case ListNode():
+                cost = self._list(node)
+            case MapNode():
+                cost = self._map(node)
+            case StructNode():
+                cost = Range(_BASE_STRUCT, _BASE_STRUCT)
+                for _, _, value, _ in node.fields:
+                    cost = cost.plus(self.cost(value))
+            case Fold():
+                cost = self._bind(node) if node.macro == "bind" else self._fold(node)
+            case _:
+                cost = ZERO
+        self.costs[id(node)] = cost
+        return cost
+
+    # -- what is known of values
+
+    def local(self, name: str) -> Local | None:
+        """Give the innermost variable of that name."""
+        stack = self.locals.get(name)
+        return stack[-1] if stack else None
+
+    def path(self, node: Node) -> Path:
+        """Give where a value comes from, as steps from a variable."""
+        if isinstance(node, Ident):
+            local = self.local(node.name)
+            if local is not None:
+                return local.path
+        return self.paths.get(id(node), ())
+
+    def size(self, node: Node) -> Range | None:
+        """Give the size of a value, or None where nothing is known."""
+        if id(node) in self.sizes:
+            return self.sizes[id(node)]
+        written = _written_size(node)
+        if written is not None:
+            return written
+        limit = _device_size(self.path(node))
+        if limit is not None:
+            self.sizes[id(node)] = limit
+            return limit
+        if _is_scalar(node.kind or t.DYN):
+            return ONE
+        if isinstance(node, Ident):
+            local = self.local(node.name)
+            if local is not None:
+                return local.size
+        return None
+
+    def size_or_unknown(self, node: Node) -> Range:
+        """Give the size of a value, unbounded where nothing is known."""
+        return self.size(node) or UNKNOWN
+
+    def entry(self, node: Node) -> Entry | None:
+        """Give the sizes of what a value holds."""
+        if id(node) in self.entries:
+            return self.entries[id(node)]
+        if isinstance(node, Ident):
+            local = self.local(node.name)
+            if local is not None:
+                return local.entry
+        return None
+
+    def set_entry(self, node: Node, entry: Entry | None) -> None:
+        """Note the sizes of what a value holds."""
+        if entry is not None:
+            self.entries[id(node)] = entry
+
+    # -- nodes
+
+    def _select(self, node: Select) -> Range:
+        operand = self.cost(node.operand)
+        if node.test:
+            return operand  # has() itself is free
+        self.paths[id(node)] = (*self.path(node.operand), node.field)
+        kind = (node.operand.kind or t.DYN).kind
+        return operand.plus(ONE) if kind in {"map", "struct", "param"} and not node.qualified else operand
+
+    def _call(self, node: Call) -> Range:
+        if node.name == "dyn":
+            cost = self.cost(node.args[0]).plus(ONE)
+            self._copy(node, node.args[0])
+            return cost
+        arguments = ZERO
+        costs = []
+        for arg in node.args:
+            costs.append(self.cost(arg))
+            arguments = arguments.plus(costs[-1])
+        target = self.cost(node.target) if node.target is not None else ZERO
+        worst = Range(MAX, 0)
+        size: Range | None = None
+        for overload in node.overloads:
+            cost, result = self.calls.call(node, overload, costs, arguments)
+            worst = worst.union(cost)
+            if result is not None:
+                size = size.union(result) if size else result
+            if overload in {"index_list", "index_map"}:
+                entry = self.entry(node.args[0])
+                size = entry.value if entry else None
+                step = "@items" if overload == "index_list" else "@values"
+                self.paths[id(node)] = (*self.path(node.args[0]), step)
+            if size is None:
+                size = self.size(node)
+        if size is not None:
+            self.sizes[id(node)] = size
+        return target.plus(worst) if node.overloads else ZERO
+
+    def _list(self, node: ListNode) -> Range:
+        cost, item = Range(_BASE_LIST, _BASE_LIST), Range(MAX if node.elements else 0, 0)
+        for element in node.elements:
+            cost = cost.plus(self.cost(element))
+            item = item.union(self.size_or_unknown(element))
+        self.set_entry(node, Entry("list", ONE, item))
+        return cost
+
+    def _map(self, node: MapNode) -> Range:
+        cost = Range(_BASE_MAP, _BASE_MAP)
+        key_size = value_size = Range(MAX if node.entries else 0, 0)
+        for key, value, _ in node.entries:
+            cost = cost.plus(self.cost(key)).plus(self.cost(value))
+            key_size = key_size.union(self.size_or_unknown(key))
+            value_size = value_size.union(self.size_or_unknown(value))
+        self.set_entry(node, Entry("map", key_size, value_size))
+        return cost
+
+    def _push(self, name: str, local: Local) -> None:
+        self.locals.setdefault(name, []).append(local)
+
+    def _copy(self, node: Node, source: Node) -> None:
+        size = self.size(source)
+        if size is not None:
+            self.sizes[id(node)] = size
+        self.set_entry(node, self.entry(source))
+
+    def _bind(self, node: Fold) -> Range:
+        cost = self.cost(node.range).plus(self.cost(node.init))
+        self._push(node.accu, Local(self.path(node.init), self.size(node.init), self.entry(node.init)))
+        cost = cost.plus(self.cost(node.result))
+        self.locals[node.accu].pop()
+        self._copy(node, node.result)
+        return cost
+
+    def _fold(self, node: Fold) -> Range:
+        cost = self.cost(node.range).plus(self.cost(node.init))
+        self._push(node.accu, Local(self.path(node.init), self.size(node.init), self.entry(node.init)))
+        entry, path = self.entry(node.range), self.path(node.range)
+        container = entry.container if entry else (node.range.kind or t.DYN).kind
+        is_list = container == "list"
+        keys = Local((*path, "@indices" if is_list else "@keys"), entry.key if entry else None, None)
+        values = Local((*path, "@items" if is_list else "@values"), entry.value if entry else None, None)
+        if node.var2:
+            self._push(node.var, keys)
+            self._push(node.var2, values)
+        else:
+            self._push(node.var, values if is_list else keys)
+        step = self.cost(node.condition).plus(self.cost(node.step))
+        self.locals[node.var].pop()
+        if node.var2:
+            self.locals[node.var2].pop()
+        cost = cost.plus(self.cost(node.result))
+        self.locals[node.accu].pop()
+        count = self.size_or_unknown(node.range)
+        cost = cost.plus(count.times(step))
+        if isinstance(node.init, Literal):
+            self.sizes[id(node)] = ONE
+        else:
+            self.sizes[id(node)] = count
+            self.set_entry(node, self.entry(node.step))
+        return cost
+
+
+def _written_size(node: Node) -> Range | None:
+    match node:
+        case Literal():
+            length = len(node.value) if isinstance(node.value, (str, bytes)) else 1
+        case ListNode():
+            length = len(node.elements)
+        case MapNode():
+            length = len(node.entries)
+        case _:
+            return None
+    return Range(length, length)
+
+
+def _is_scalar(kind: CelType) -> bool:
+    return kind.kind in _SCALARS or (t.is_optional(kind) and _is_scalar(kind.params[0]))
+
+
+def _device_size(path: Path) -> Range | None:
+    """Give the API's limit for a value that comes straight from the device."""
+    if not path or path[0].removeprefix(".") != "device":
+        return None
+    steps = path[1:]
+    if not steps:
+        return ZERO
+    if steps[0] == "driver":
+        return Range(0, 63) if len(steps) == 1 else None
+    if steps[0] not in {"attributes", "capacity"} or len(steps) > 3:
+        return None
+    if steps[-1] == "@keys":
+        if len(steps) == 2:
+            return Range(0, 63)
+        return Range(0, 32) if steps[0] == "attributes" else ZERO
+    if len(steps) <= 2:
+        return Range(0, 32)
+    return Range(0, 64) if steps[0] == "attributes" else None
