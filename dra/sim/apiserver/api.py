@@ -38,6 +38,7 @@ class Options:
     watch_seconds: float = 1800.0
     bookmark_seconds: float = 60.0
     time_scale: float = 1.0
+    node_lifecycle: bool = False
     clock: Callable[[], float] = time.time
 
 
@@ -68,6 +69,7 @@ class Api:
             now=self.now,
             read=storage.get,
             minor=options.minor,
+            node_lifecycle=options.node_lifecycle,
         )
         self._strategies: dict[str, Strategy] = {}
 
@@ -98,6 +100,10 @@ class Api:
     def admit(self, call: Call, new: Json, old: Json | None) -> None:
         """Run what the real server's admission plug-ins do."""
         kind_table.admit(self, call, new, old)
+
+    def created(self, call: Call, obj: Json) -> None:
+        """Do what controllers do at once after a creation."""
+        kind_table.created(self, call, obj)
 
     def handle(self, request: Request) -> Response:
         """Answer a request."""
@@ -163,7 +169,9 @@ class Api:
         if place.subresource and place.subresource not in resource.subresources:
             raise no_such_resource()
         watching = (
-            request.method == "GET" and not place.subresource and (place.old_watch or request.flag("watch"))
+            request.method == "GET"
+            and not place.subresource
+            and (place.old_watch or (request.flag("watch") and not place.name))
         )
         if request.method in {"GET", "POST", "PUT", "PATCH", "DELETE"}:
             wanted = negotiate(

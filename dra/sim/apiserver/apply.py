@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dra.sim.apiserver import bodies, managers
 from dra.sim.apiserver.call import Call, check_write_options, options_invalid
 from dra.sim.apiserver.convert import from_storage
+from dra.sim.apiserver.custom import shape
 from dra.sim.apiserver.decode import DecodeError, Findings, decode, prune
 from dra.sim.apiserver.fieldset import Difference, Path, ShapeError, compare, field_set, merge, remove
 from dra.sim.apiserver.managers import ManagerId, Owned
@@ -242,5 +243,9 @@ class _Session:
 
 def _reshaped(call: Call, new: Json) -> Json:
     ref = call.resource.versions[call.version]
-    shaped = decode(new, ref, Findings()) if ref else dict(new)
+    shaped = (
+        decode(new, ref, Findings())
+        if ref
+        else shape(new, call.resource.custom.schemas[call.version], Findings())
+    )
     return {**shaped, "kind": call.resource.kind, "apiVersion": call.group_version}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
+import json
 from typing import Any
 
 from dra.sim.apiserver.call import Call
+from dra.sim.apiserver.custom import shape
 from dra.sim.apiserver.decode import DecodeError, Findings, decode, parse_json
 from dra.sim.apiserver.status import ApiFailure, bad_request
 
@@ -121,9 +122,16 @@ def shape_body(call: Call, value: Any, *, expect_version: bool = True) -> Json:
     given_kind = value.get("kind") or kind
     given_version = value.get("apiVersion") or version
     if not value.get("kind") and not call.resource.versions[call.version]:
+        shown = json.dumps(value, separators=(",", ":"))
         raise bad_request(
-            f"the object provided is unrecognized (must be of type {kind}): Object 'Kind' is missing"
+            f"the object provided is unrecognized (must be of type {kind}): "
+            f"Object 'Kind' is missing in '{shown}'"
         )
+    if call.resource.custom is not None and given_version == version:
+        decoded = decode_as(
+            call, value, " ", f'{given_kind} in version "{call.version}" cannot be handled as a {kind}'
+        )
+        return {**decoded, "kind": given_kind, "apiVersion": version}
     known = _known(call, given_version, given_kind)
     short = given_version.rpartition("/")[2]
     handled = f'{given_kind} in version "{short}" cannot be handled as a {kind}'
@@ -167,11 +175,12 @@ def decode_as(call: Call, value: Any, ref: str, handled: str) -> Json:
     Raises:
         ApiFailure: 400 for wrong types, and for unknown fields with Strict.
     """
-    if not ref.strip():
-        return dict(value)
     findings = Findings()
     try:
-        decoded = decode(value, ref, findings)
+        if ref.strip():
+            decoded = decode(value, ref, findings)
+        else:
+            decoded = shape(value, call.resource.custom.schemas.get(call.version) or {}, findings)
     except DecodeError as error:
         raise bad_request(f"{handled}: {error}") from error
     strictness = call.query.get("fieldValidation") or "Warn"
@@ -181,6 +190,3 @@ def decode_as(call: Call, value: Any, ref: str, handled: str) -> Json:
         for problem in findings.problems:
             call.warn(problem)
     return decoded
-
-
-_NUMBERED = re.compile(r"\[\d+\]")

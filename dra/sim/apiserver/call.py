@@ -27,6 +27,7 @@ class Call:
     wanted: Wanted
     user: str
     warnings: list[str]
+    version_given: bool = True
 
     @property
     def group_version(self) -> str:
@@ -61,9 +62,10 @@ class Call:
         """404 for this call's object."""
         return not_found(self.resource.plural, self.resource.group, self.name)
 
-    def invalid(self, name: str, causes: list[Cause]) -> ApiFailure:
-        """422 for this call's kind."""
-        return invalid(self.resource.kind, self.resource.group, name, causes)
+    @property
+    def invalid_group(self) -> str:
+        """The group that 422 names: events of both groups are checked as core ones."""
+        return "" if self.resource.store_as else self.resource.group
 
 
 def parse_int(text: str) -> int:

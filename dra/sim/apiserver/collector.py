@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from dra.sim.apiserver.custom import CLEANUP, DEFINITIONS
 from dra.sim.apiserver.deletion import FOREGROUND, ORPHAN, finished
 from dra.sim.apiserver.storage import Change, Key, Storage
 
@@ -85,6 +86,8 @@ class Collector:
         if current is None or current["metadata"]["uid"] != obj["metadata"]["uid"]:
             return False
         meta = current["metadata"]
+        if resource == DEFINITIONS and meta.get("deletionTimestamp"):
+            return self._empty_definition(current)
         if resource == "/namespaces" and meta.get("deletionTimestamp"):
             return self._empty_namespace(current)
         if meta.get("deletionTimestamp"):
@@ -166,16 +169,109 @@ class Collector:
         self._storage.put(resource, key, {**current, "metadata": marked})
         return True
 
+    def _empty_definition(self, definition: Json) -> bool:
+        """Delete the objects of a definition that goes; when none is left, let it go."""
+        spec = definition["spec"]
+        resource = f"{spec['group']}/{spec['names']['plural']}"
+        changed = False
+        for key, obj in self._storage.snapshot(resource)[1].items():
+            changed |= self._delete(resource, key, obj)
+        name = ("", definition["metadata"]["name"])
+        if not self._storage.snapshot(resource)[1]:
+            return self._strike(DEFINITIONS, name, definition, CLEANUP)
+        status = definition.get("status") or {}
+        reason, message = "InstanceDeletionInProgress", "CustomResource deletion is in progress"
+        conditions = [c for c in status.get("conditions") or [] if c["type"] != "Terminating"]
+        before = [c for c in status.get("conditions") or [] if c["type"] == "Terminating"]
+        if before and before[0]["reason"] == reason:
+            return changed
+        conditions.append(_condition("Terminating", "True", reason, message, now=self._api.now()))
+        self._storage.put(DEFINITIONS, name, {**definition, "status": {**status, "conditions": conditions}})
+        return True
+
     def _empty_namespace(self, namespace: Json) -> bool:
         name = namespace["metadata"]["name"]
-        left = False
         changed = False
+        left: dict[str, int] = {}
+        waiting: dict[str, int] = {}
         for resource, key, obj in self._storage.every_object():
-            if key[0] == name:
-                changed |= self._delete(resource, key, obj)
-                left |= self._storage.get(resource, key) is not None
+            if key[0] != name:
+                continue
+            changed |= self._delete(resource, key, obj)
+            still = self._storage.get(resource, key)
+            if still is not None:
+                group, _, plural = resource.partition("/")
+                shown = f"{plural}.{group}" if group else f"{plural}."
+                left[shown] = left.get(shown, 0) + 1
+                for finalizer in still["metadata"].get("finalizers") or []:
+                    waiting[finalizer] = waiting.get(finalizer, 0) + 1
         if left:
-            return changed
+            return self._explain_namespace(namespace, left, waiting) or changed
         spec = {k: v for k, v in (namespace.get("spec") or {}).items() if k != "finalizers"}
         self._store_or_drop("/namespaces", ("", name), {**namespace, "spec": spec})
         return True
+
+    def _explain_namespace(self, namespace: Json, left: dict[str, int], waiting: dict[str, int]) -> bool:
+        """Write into the namespace's status what it waits for."""
+        current = self._storage.get("/namespaces", ("", namespace["metadata"]["name"])) or namespace
+        status = current.get("status") or {}
+        conditions = namespace_conditions(left, waiting, now=self._api.now())
+
+        def bare(items: list[Json]) -> list[Json]:
+            return [{k: v for k, v in item.items() if k != "lastTransitionTime"} for item in items]
+
+        if bare(status.get("conditions") or []) == bare(conditions):
+            return False
+        changed = {**current, "status": {**status, "conditions": conditions}}
+        self._storage.put("/namespaces", ("", current["metadata"]["name"]), changed)
+        return True
+
+
+def _condition(kind: str, status: str, reason: str, message: str, *, now: str) -> Json:
+    return {"type": kind, "status": status, "lastTransitionTime": now, "reason": reason, "message": message}
+
+
+def namespace_conditions(left: dict[str, int], waiting: dict[str, int], *, now: str) -> list[Json]:
+    """Give the conditions of a namespace whose content remains. Source: the namespace controller."""
+    remaining = ", ".join(f"{name} has {count} resource instances" for name, count in sorted(left.items()))
+    finalizers = ", ".join(f"{name} in {count} resource instances" for name, count in sorted(waiting.items()))
+    deletion = "NamespaceDeletion"
+    return [
+        _condition(
+            f"{deletion}DiscoveryFailure",
+            "False",
+            "ResourcesDiscovered",
+            "All resources successfully discovered",
+            now=now,
+        ),
+        _condition(
+            f"{deletion}GroupVersionParsingFailure",
+            "False",
+            "ParsedGroupVersions",
+            "All legacy kube types successfully parsed",
+            now=now,
+        ),
+        _condition(
+            f"{deletion}ContentFailure",
+            "False",
+            "ContentDeleted",
+            "All content successfully deleted, may be waiting on finalization",
+            now=now,
+        ),
+        _condition(
+            "NamespaceContentRemaining",
+            "True",
+            "SomeResourcesRemain",
+            f"Some resources are remaining: {remaining}",
+            now=now,
+        ),
+        _condition(
+            "NamespaceFinalizersRemaining",
+            "True" if waiting else "False",
+            "SomeFinalizersRemain" if waiting else "ContentHasNoFinalizers",
+            f"Some content in the namespace has finalizers remaining: {finalizers}"
+            if waiting
+            else "All content-preserving finalizers finished",
+            now=now,
+        ),
+    ]

@@ -64,10 +64,82 @@ def human_duration(seconds: int) -> str:
     return f"{years}y{days}d" if years < 8 and days else f"{years}y"
 
 
-NAME = Column("Name", lambda o, _: o["metadata"]["name"], format="name")
+NAME = Column("Name", lambda o, _: o["metadata"].get("name", ""), format="name")
 AGE = Column("Age", age)
 
 
+def at(path: str, *, default: Any = "") -> Callable[[Json, float], Any]:
+    """Give a cell that reads a dotted path."""
+
+    def cell(obj: Json, _: float) -> Any:
+        value: Any = obj
+        for part in path.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return default if value in (None, "") else value
+
+    return cell
+
+
+def counted(path: str) -> Callable[[Json, float], Any]:
+    """Give a cell that reads a number, 0 where it is missing."""
+    return at(path, default=0)
+
+
 def columns_of(resource: Resource, version: str) -> list[Column]:
-    """Give the columns of a resource."""
-    return [NAME, AGE]
+    """Give the columns of a resource in a version."""
+    if resource.custom is not None:
+        return custom_columns(resource.custom.columns.get(version) or [])
+    from dra.sim.apiserver.printers import COLUMNS
+
+    return COLUMNS.get(resource.key, [NAME, AGE])
+
+
+def custom_columns(declared: list[Json]) -> list[Column]:
+    """Give the columns that a custom resource definition declares; the age where it declares none."""
+    if not declared:
+        return [NAME, AGE]
+    columns = [NAME]
+    for column in declared:
+        kind = column.get("type", "string")
+        columns.append(
+            Column(
+                column["name"],
+                _custom_cell(column.get("jsonPath", ""), kind),
+                type=kind,
+                format=column.get("format", ""),
+                priority=column.get("priority", 0),
+                description=column.get("description", ""),
+            )
+        )
+    return columns
+
+
+def _custom_cell(path: str, kind: str) -> Callable[[Json, float], Any]:
+    def cell(obj: Json, now: float) -> Any:
+        value = json_path(obj, path)
+        if kind == "date":
+            return duration_since(value, now) if isinstance(value, str) else "<unknown>"
+        return value
+
+    return cell
+
+
+def json_path(obj: Json, path: str) -> Any:
+    """Give the first value at a simple JSON path: `.a.b`, `.a[0]`, `.a[?(@.k=="v")].b`; None where there is none."""
+    import re
+
+    value: Any = obj
+    for token in re.finditer(
+        r"\.([A-Za-z0-9_\\.-]*?)(?=[.\[]|$)|\[\?\(@\.(\w+)==\"([^\"]*)\"\)\]|\[(\d+)\]", path
+    ):
+        name, key, wanted, index = token.groups()
+        if name:
+            value = value.get(name.replace("\\", "")) if isinstance(value, dict) else None
+        elif key:
+            items = value if isinstance(value, list) else []
+            value = next((item for item in items if str(item.get(key)) == wanted), None)
+        elif index is not None:
+            value = value[int(index)] if isinstance(value, list) and int(index) < len(value) else None
+        if value is None:
+            return None
+    return value

@@ -17,7 +17,8 @@ _EXACT = ("deviceClassName", "selectors", "allocationMode", "count", "adminAcces
 
 def to_storage(resource: Resource, version: str, obj: Json) -> Json:
     """Give the object in the version it is kept in, kind and apiVersion set."""
-    result = {**obj, "kind": resource.kind, "apiVersion": resource.api_version(resource.storage)}
+    kind = obj.get("kind") if resource.custom is not None else resource.kind
+    result = {**obj, "kind": kind, "apiVersion": resource.api_version(resource.storage)}
     if resource.group == DRA and version == "v1beta1":
         return _map_dra(result, resource.kind, _device_from_beta1, _request_from_beta1)
     if resource.group == "events.k8s.io":

@@ -251,6 +251,11 @@ def _time(value: Any, *, micro: bool) -> str:
     if not _TIME.fullmatch(value):
         layout = "2006-01-02T15:04:05.000000Z07:00" if micro else "2006-01-02T15:04:05Z07:00"
         raise DecodeError(f'parsing time "{value}" as "{layout}": cannot parse "{value}" as "2006"')
+    if micro and not re.search(r"\.\d{6}(Z|[+-])", value):
+        rest = value[19:]
+        raise DecodeError(
+            f'parsing time "{value}" as "2006-01-02T15:04:05.000000Z07:00": cannot parse "{rest}" as ".000000"'
+        )
     if value.endswith("Z"):
         whole, dot, fraction = value[:-1].partition(".")
         if micro:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dra.sim.apiserver.call import Call, dry_run, options_invalid, parse_int
+from dra.sim.apiserver.custom import CLEANUP
 from dra.sim.apiserver.decode import DecodeError, parse_json
-from dra.sim.apiserver.status import ApiFailure, Cause, bad_request, conflict
+from dra.sim.apiserver.status import Cause, bad_request, conflict, forbidden
 
 if TYPE_CHECKING:
     from dra.sim.apiserver.api import Api
 
 Json = dict[str, Any]
 _POLICIES = ("Foreground", "Background", "Orphan")
+_PROTECTED = {"default", "kube-system", "kube-public"}
 FOREGROUND, ORPHAN = "foregroundDeletion", "orphan"
 
 
@@ -82,6 +84,10 @@ def delete(api: Api, call: Call, options: Json, *, obj: Json | None = None) -> t
         current = obj or api.storage.get(resource.key, call.key)
         if current is None:
             raise call.not_found()
+        if resource.key == "/namespaces" and current["metadata"]["name"] in _PROTECTED:
+            raise forbidden(
+                "namespaces", "", current["metadata"]["name"], "this namespace may not be deleted"
+            )
         _check_preconditions(call, options, current)
         key = (
             current["metadata"].get("namespace", "") if resource.namespaced else "",
@@ -90,10 +96,10 @@ def delete(api: Api, call: Call, options: Json, *, obj: Json | None = None) -> t
         marked = _mark(api, call, current, options)
         if marked is None:
             return (current if dry else api.storage.delete(resource.key, key)), True
+        if finished(marked) and not dry:
+            return api.storage.delete(resource.key, key, marked), True
         if marked is current or dry:
             return marked, False
-        if finished(marked):
-            return api.storage.delete(resource.key, key, marked), True
         return api.storage.put(resource.key, key, marked), False
 
 
@@ -131,8 +137,9 @@ def _mark(api: Api, call: Call, current: Json, options: Json) -> Json | None:
     meta = current["metadata"]
     finalizers = _finalizers(call, current, options)
     grace = grace_seconds(current, options)
-    waits = bool(finalizers) or bool(grace) or (current.get("spec") or {}).get("finalizers")
-    if not waits:
+    if current.get("kind") == "CustomResourceDefinition":
+        return _mark_definition(api, current)
+    if not (finalizers or grace is not None or (current.get("spec") or {}).get("finalizers")):
         return None
     marked_meta = dict(meta)
     if finalizers:
@@ -154,6 +161,26 @@ def _mark(api: Api, call: Call, current: Json, options: Json) -> Json | None:
     elif finalizers == (meta.get("finalizers") or []):
         return current
     return marked
+
+
+def _mark_definition(api: Api, current: Json) -> Json:
+    """Give a definition as it stays until its objects are gone."""
+    if current["metadata"].get("deletionTimestamp"):
+        return current
+    finalizers = list(current["metadata"].get("finalizers") or [])
+    if CLEANUP not in finalizers:
+        finalizers.append(CLEANUP)
+    meta = {**current["metadata"], "deletionTimestamp": api.after(0), "finalizers": finalizers}
+    status = current.get("status") or {}
+    waiting = {
+        "type": "Terminating",
+        "status": "True",
+        "lastTransitionTime": api.now(),
+        "reason": "InstanceDeletionPending",
+        "message": "CustomResourceDefinition marked for deletion; CustomResource deletion will begin soon",
+    }
+    conditions = [*(status.get("conditions") or []), waiting]
+    return {**current, "metadata": meta, "status": {**status, "conditions": conditions}}
 
 
 def _finalizers(call: Call, current: Json, options: Json) -> list[str]:
@@ -179,9 +206,3 @@ def success(call: Call, obj: Json, *, gone: bool) -> Json:
     details["kind"] = call.resource.plural
     details["uid"] = obj["metadata"]["uid"]
     return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
-
-
-def evict(api: Api, call: Call) -> None:
-    """Refuse nothing: an eviction is a deletion of the pod."""
-    _ = (api, call)
-    raise ApiFailure(501, "NotImplemented", "eviction is not simulated")

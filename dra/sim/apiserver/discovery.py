@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from dra.sim.apiserver import openapi
 from dra.sim.apiserver.exchange import Request, Response, dump, text
-from dra.sim.apiserver.negotiate import clauses
+from dra.sim.apiserver.negotiate import clauses, negotiate, not_acceptable
 from dra.sim.apiserver.registry import Resource
-from dra.sim.apiserver.status import no_such_resource
+from dra.sim.apiserver.status import method_not_allowed, no_such_resource
 
 if TYPE_CHECKING:
     from dra.sim.apiserver.api import Api
@@ -25,28 +25,51 @@ def answer(api: Api, request: Request) -> Response | None:
     """Answer a path that belongs to no resource, None where it does not."""
     path = request.path.rstrip("/") or "/"
     if path.startswith(_HEALTH) and path.split("/")[1] in {"healthz", "livez", "readyz"}:
-        return text(200, "ok")
+        return _health(path)
     if path == "/version":
+        if request.method != "GET":
+            raise method_not_allowed()
         return Response(200, dump(version(api.options.minor), pretty=True))
     if path in {"/api", "/apis"}:
         aggregated = _wanted_version(request)
         if aggregated:
             return _aggregated(api, path, aggregated)
-        return Response(200, dump(_versions(api, request) if path == "/api" else _group_list(api)))
+        return _encoded(request, _versions(api, request) if path == "/api" else _group_list(api))
     if path == "/openapi/v3":
-        return Response(200, dump(openapi.index(api.registry)))
+        return Response(200, dump(openapi.index(api.registry)), "text/plain; charset=utf-8")
     if path.startswith("/openapi/v3/"):
         return _openapi(api, path.removeprefix("/openapi/v3/"))
     if path.startswith("/openapi"):
         raise no_such_resource()
     parts = path.strip("/").split("/")
+    if parts[0] == "apis" and len(parts) in {2, 3} and parts[1] not in api.registry.group_versions():
+        return text(404, "404 page not found\n")
     if parts[0] == "api" and len(parts) == 2:
-        return _resource_list(api, "", parts[1])
+        return _encoded(request, _resource_list(api, "", parts[1]))
     if parts[0] == "apis" and len(parts) == 2 and parts[1] in api.registry.group_versions():
-        return Response(200, dump({"kind": "APIGroup", "apiVersion": "v1", **_group(api, parts[1])}))
+        return _encoded(request, {"kind": "APIGroup", "apiVersion": "v1", **_group(api, parts[1])})
     if parts[0] == "apis" and len(parts) == 3 and parts[1] in api.registry.group_versions():
-        return _resource_list(api, parts[1], parts[2])
+        return _encoded(request, _resource_list(api, parts[1], parts[2]))
     return None
+
+
+def _health(path: str) -> Response:
+    name = path.strip("/").partition("/")[2]
+    return text(200, "ok") if name in {"", "ping", "log", "etcd"} else text(404, "404 page not found\n")
+
+
+def _encoded(request: Request, body: Json) -> Response:
+    """Answer in the encoding the client wants.
+
+    Raises:
+        ApiFailure: 406.
+    """
+    from dra.sim.apiserver.api import encode
+
+    wanted = negotiate(request.headers.get("accept"), pretty=request.query.get("pretty", ""))
+    if wanted.shape:
+        raise not_acceptable()
+    return encode(wanted, 200, body)
 
 
 def version(minor: int) -> Json:
@@ -89,11 +112,11 @@ def _group_list(api: Api) -> Json:
 
 def storage_hash(resource: Resource) -> str:
     """Give the hash of the storage version. Source: discovery.StorageVersionHash (sha256 of group/version/kind)."""
-    raw = f"{resource.group}/{resource.storage}/{resource.kind}"
+    raw = resource.hashed or f"{resource.group}/{resource.storage}/{resource.kind}"
     return base64.b64encode(hashlib.sha256(raw.encode()).digest()[:8]).decode()
 
 
-def _resource_list(api: Api, group: str, version: str) -> Response:
+def _resource_list(api: Api, group: str, version: str) -> Json:
     resources: list[Json] = []
     found = list(api.registry.in_version(group, version))
     if not found:
@@ -113,13 +136,19 @@ def _resource_list(api: Api, group: str, version: str) -> Response:
         if "list" in resource.verbs:
             entry["storageVersionHash"] = storage_hash(resource)
         resources.append(entry)
-        for name, verbs in sorted(resource.subresources.items()):
+        for name, verbs in _listed(resource):
             resources.append(_subresource(resource, name, verbs))
     body: Json = {"kind": "APIResourceList"}
     if group:
         body["apiVersion"] = "v1"
     body["groupVersion"] = f"{group}/{version}" if group else version
-    return Response(200, dump({**body, "resources": resources}))
+    return {**body, "resources": resources}
+
+
+def _listed(resource: Resource) -> list[tuple[str, tuple[str, ...]]]:
+    """Give the subresources in the order of discovery: by name, of custom resources the status first."""
+    items = sorted(resource.subresources.items())
+    return items[::-1] if resource.custom is not None else items
 
 
 _SUBRESOURCE_KINDS = {
@@ -143,12 +172,9 @@ def _subresource(resource: Resource, name: str, verbs: tuple[str, ...]) -> Json:
 
 def _wanted_version(request: Request) -> str:
     for media, parameters in clauses(request.headers.get("accept", "")):
-        if media in {"application/json", "*/*"}:
-            fits = parameters.get("as") == _AGGREGATED and parameters.get("g") == "apidiscovery.k8s.io"
-            if fits and parameters.get("v") in {"v2", "v2beta1"}:
-                return parameters["v"]
-            if not parameters:
-                return ""
+        fits = parameters.get("as") == _AGGREGATED and parameters.get("g") == "apidiscovery.k8s.io"
+        if media == "application/json" and fits and parameters.get("v") == "v2":
+            return "v2"
     return ""
 
 
@@ -160,14 +186,12 @@ def _aggregated(api: Api, path: str, wanted: str) -> Response:
         listed = [
             {
                 "version": version,
-                "resources": [
-                    _aggregated_resource(r, version) for r in api.registry.in_version(group, version)
-                ],
+                "resources": [_aggregated_resource(r) for r in api.registry.in_version(group, version)],
                 "freshness": "Current",
             }
             for version in versions
         ]
-        meta = {"name": group, "creationTimestamp": None} if group else {"creationTimestamp": None}
+        meta = {"name": group} if group else {}
         items.append({"metadata": meta, "versions": listed})
     body = {
         "kind": _AGGREGATED,
@@ -181,8 +205,9 @@ def _aggregated(api: Api, path: str, wanted: str) -> Response:
     return response
 
 
-def _aggregated_resource(resource: Resource, version: str) -> Json:
-    kind = {"group": resource.group, "version": version, "kind": resource.kind}
+def _aggregated_resource(resource: Resource) -> Json:
+    # Empty group and version stand for those of the list.
+    kind = {"group": "", "version": "", "kind": resource.kind}
     entry: Json = {
         "resource": resource.plural,
         "responseKind": kind,
@@ -201,7 +226,7 @@ def _aggregated_resource(resource: Resource, version: str) -> Json:
                 "responseKind": {**kind, **_SUBRESOURCE_KINDS.get(name, {})},
                 "verbs": list(verbs),
             }
-            for name, verbs in sorted(resource.subresources.items())
+            for name, verbs in _listed(resource)
         ]
     return entry
 
@@ -216,4 +241,4 @@ def _openapi(api: Api, path: str) -> Response:
         raise no_such_resource()
     if version not in api.registry.group_versions().get(group, []):
         raise no_such_resource()
-    return Response(200, dump(openapi.document(api.registry, group, version)))
+    return Response(200, dump(openapi.document(api.registry, group, version)), headers={"Vary": "Accept"})

@@ -12,7 +12,7 @@ from dra.sim.apiserver.convert import from_storage
 from dra.sim.apiserver.decode import DecodeError, parse_json
 from dra.sim.apiserver.exchange import Response
 from dra.sim.apiserver.selectors import Matcher, field_matcher, label_matcher
-from dra.sim.apiserver.status import Cause, bad_request, expired, too_large_version
+from dra.sim.apiserver.status import Cause, bad_request, expired, internal, too_large_version
 from dra.sim.apiserver.storage import ExpiredError, Key
 from dra.sim.apiserver.watch import WatchPlan, stream
 
@@ -103,16 +103,17 @@ def check_list_options(call: Call, *, watch: bool) -> None:
     unsupported = '": supported values: "Exact", "NotOlderThan", ""'
     if watch:
         if initial is not None and match != "NotOlderThan":
-            if match == "":
-                fail(
+            causes = [
+                Cause(
+                    "FieldValueForbidden",
                     "resourceVersionMatch",
                     "Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
                 )
-            fail(
-                "resourceVersionMatch",
-                f'Unsupported value: "{match}": supported values: "NotOlderThan"',
-                "FieldValueNotSupported",
-            )
+            ]
+            if match:
+                detail = f'Unsupported value: "{match}": supported values: "NotOlderThan"'
+                causes.append(Cause("FieldValueNotSupported", "resourceVersionMatch", detail))
+            raise options_invalid("ListOptions", *causes)
         if initial is None and match:
             fail(
                 "resourceVersionMatch",
@@ -209,6 +210,14 @@ def list_objects(api: Api, call: Call) -> tuple[list[Json], Json]:
     return [obj for _, obj in rest], meta
 
 
+def _watch_revision(call: Call) -> int | None:
+    text = call.query.get("resourceVersion", "")
+    if text and not text.isdigit():
+        why = f'strconv.ParseUint: parsing "{text}": invalid syntax'
+        raise internal(f'resourceVersion: Invalid value: "{text}": {why}')
+    return int(text) if text else None
+
+
 def watch(api: Api, call: Call) -> Response:
     """Open a watch.
 
@@ -218,7 +227,7 @@ def watch(api: Api, call: Call) -> Response:
     timeout = parse_int(call.query["timeoutSeconds"]) if call.query.get("timeoutSeconds") else 0
     check_list_options(call, watch=True)
     matches, _ = matcher(call)
-    version = revision_of(call)
+    version = _watch_revision(call)
     send = call.query.get("sendInitialEvents")
     initial = (version in (None, 0) and send is None) or (
         send is not None and call.request.flag("sendInitialEvents")
@@ -235,13 +244,10 @@ def watch(api: Api, call: Call) -> Response:
         timeout_seconds=float(timeout or api.options.watch_seconds) * api.options.time_scale,
         matches=matches,
         encode=encode.event,
-        bookmark=encode.bookmark,
+        bookmark=encode.bookmark_event,
         bookmark_seconds=api.options.bookmark_seconds,
+        second=api.options.time_scale,
     )
-    if version and version > api.storage.revision:
-        # A watch from the future waits for it and then fails; clients see a timeout on the stream.
-        failure = too_large_version(version, api.storage.revision)
-        raise failure
     return Response(200, stream=stream(api.storage, plan, stopped=api.stopped))
 
 

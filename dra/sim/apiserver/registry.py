@@ -18,7 +18,8 @@ class Resource:
     """One resource in one group.
 
     `storage` is the version objects are kept in; `versions` maps each served version to the schema of its kind
-    (`module.Kind`, empty: no schema). `store_as` names the resource whose objects this one is a view of.
+    (`module.Kind`, empty: no schema). `store_as` names the resource whose objects this one is a view of; `hashed` is what the storage version hash is
+    made of where it is not group/version/kind of the storage.
     """
 
     group: str
@@ -35,6 +36,7 @@ class Resource:
     returns_deleted: bool = False
     list_kind: str = ""
     store_as: str = ""
+    hashed: str = ""
     custom: Any = None
 
     @property
@@ -74,6 +76,7 @@ def _core() -> list[Resource]:
         **_STATUS,
     }
     return [
+        core("bindings", "Binding", verbs=("create",)),
         core("configmaps", "ConfigMap", short_names=("cm",)),
         core("endpoints", "Endpoints", short_names=("ep",), singular="endpoints"),
         core("events", "Event", short_names=("ev",)),
@@ -157,6 +160,7 @@ def _cluster() -> list[Resource]:
             {"v1": "events_v1.Event"},
             short_names=("ev",),
             store_as="/events",
+            hashed="/v1/Event",
         ),
         of(
             "apiextensions.k8s.io",
@@ -164,6 +168,7 @@ def _cluster() -> list[Resource]:
             "customresourcedefinitions",
             "CustomResourceDefinition",
             short_names=("crd", "crds"),
+            hashed="apiextensions.k8s.io/v1beta1/CustomResourceDefinition",
             subresources=_STATUS,
             **api_extensions,
         ),
@@ -248,6 +253,7 @@ def _dra(served: tuple[str, ...]) -> list[Resource]:
                 storage="v1beta2" if "v1beta2" in rules else "v1alpha3",
                 subresources=_STATUS,
                 returns_deleted=True,
+                hashed=f"{DRA}/v1alpha3/DeviceTaintRule",
             )
         )
     return resources

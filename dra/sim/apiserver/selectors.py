@@ -249,6 +249,8 @@ def field_matcher(
     for term in terms:
         if term.field not in known:
             template = _OWN_CONVERSION.get(resource)
+            if extra:
+                template = "field label not supported: {field}"
             if template is None:
                 listed = ", ".join(f'"{name}"' for name in (*_META, *extra))
                 raise bad_request(f'"{term.field}" is not a known field selector: only {listed}')

@@ -10,9 +10,10 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from dra.sim.apiserver.api import Api, Options
 from dra.sim.apiserver.collector import Collector
@@ -21,11 +22,12 @@ from dra.sim.apiserver.faults import Faults, RequestLog
 from dra.sim.apiserver.gates import gates_for, served_dra_versions
 from dra.sim.apiserver.http import Listener
 from dra.sim.apiserver.kinds.base import CelCheck
+from dra.sim.apiserver.kinds.custom import follow_definitions
 from dra.sim.apiserver.registry import Registry
 from dra.sim.apiserver.storage import Storage
 
 Json = dict[str, Any]
-NAMESPACES = ("kube-system", "kube-public", "kube-node-lease", "default")
+NAMESPACES = ("kube-system", "kube-public", "default", "kube-node-lease")
 
 
 class SimApiServer:
@@ -37,8 +39,11 @@ class SimApiServer:
             default feature gates follow.
         features: feature gates that differ from the simulator's defaults, by Kubernetes name.
         token: the bearer token clients must send; None lets everybody in.
-        cel_check: gives what is wrong with a CEL selector, None if nothing; without it expressions are not checked.
+        cel_check: gives what is wrong with a CEL selector, None if nothing. "dra": this project's own compiler; None:
+            expressions are not checked.
         clock: seconds since the epoch, for timestamps.
+        node_lifecycle: give new nodes the taint `not-ready` and the TTL annotation, as a real control plane does;
+            nothing here removes the taint.
         time_scale: how long one second of a watch's timeoutSeconds lasts; below 1 tests are quick.
 
     All methods may be called from any thread.
@@ -53,27 +58,38 @@ class SimApiServer:
         features: Mapping[str, bool] | None = None,
         dra_versions: tuple[str, ...] | None = None,
         token: str | None = None,
-        cel_check: CelCheck | None = None,
+        cel_check: CelCheck | Literal["dra"] | None = "dra",
         clock: Callable[[], float] = time.time,
         watch_seconds: float = 1800.0,
         bookmark_seconds: float = 60.0,
         time_scale: float = 1.0,
+        node_lifecycle: bool = False,
     ) -> None:
         minor = int(version.split(".")[1])
         served = dra_versions if dra_versions is not None else served_dra_versions(minor)
+        gates = gates_for(minor, features)
+        check: CelCheck | None
+        if cel_check == "dra":
+            from dra.sim.apiserver.cel import dra_cel_check
+
+            check = dra_cel_check(gates)
+        else:
+            check = cel_check
         options = Options(
             minor=minor,
-            gates=gates_for(minor, features),
+            gates=gates,
             dra_versions=served,
-            cel_check=cel_check,
+            cel_check=check,
             token=token,
             watch_seconds=watch_seconds,
             bookmark_seconds=bookmark_seconds,
             time_scale=time_scale,
+            node_lifecycle=node_lifecycle,
             clock=clock,
         )
         self.storage = Storage()
         self.registry = Registry(served)
+        self.storage.subscribe(partial(follow_definitions, self.registry))
         self.api = Api(self.storage, self.registry, options)
         self.collector = Collector(self.api)
         self.faults = Faults()

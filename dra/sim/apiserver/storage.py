@@ -107,7 +107,10 @@ class Storage:
             self._revision += 1
             state = last or before
             state = {**state, "metadata": {**state["metadata"], "resourceVersion": str(self._revision)}}
-            self._record(resource, bucket, Change(self._revision, key, before, None, state))
+            # Watches see the state before the deletion, with its revision.
+            meta = {**before["metadata"], "resourceVersion": str(self._revision)}
+            change = Change(self._revision, key, before, None, {**before, "metadata": meta})
+            self._record(resource, bucket, change)
             return state
 
     def _record(self, resource: str, bucket: Bucket, change: Change) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from dra.sim.apiserver.call import Call
 from dra.sim.apiserver.columns import Column, columns_of
 from dra.sim.apiserver.convert import from_storage
+from dra.sim.apiserver.custom import DEFINITIONS
+from dra.sim.apiserver.decode import Findings, decode, prune
 from dra.sim.apiserver.status import bad_request
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ def many(api: Api, call: Call, objects: list[Json], meta: Json) -> Json:
     return {
         "kind": call.resource.kind_of_list,
         "apiVersion": call.group_version,
-        "metadata": meta,
+        "metadata": {"continue": "", **meta} if call.resource.custom is not None else meta,
         "items": [item(call, obj) for obj in objects],
     }
 
@@ -97,6 +99,9 @@ def table(api: Api, call: Call, objects: list[Json], meta: Json, *, header: bool
         else:
             row["object"] = None
         result["rows"].append(row)
+    if not objects and call.resource.key == DEFINITIONS:
+        # The extension server writes an empty list as null.
+        result["rows"] = None
     return result
 
 
@@ -128,21 +133,21 @@ class EventEncoder:
         return one(self._api, self._call, obj)
 
     def bookmark(self, revision: int) -> Json:
-        """Give the object of a bookmark: nothing but a kind and a version."""
+        """Give the object of a bookmark: an empty object of the kind with a version."""
         call = self._call
+        ref = call.resource.versions[call.version]
+        empty = prune(decode({}, ref, Findings()), ref) if ref else {}
         meta: Json = {"resourceVersion": str(revision)}
-        if call.wanted.shape == "Table":
-            return {
-                "kind": "Table",
-                "apiVersion": f"meta.k8s.io/{call.wanted.version}",
-                "metadata": meta,
-                "columnDefinitions": None,
-                "rows": [],
-            }
-        if call.wanted.shape:
-            return {
-                "kind": "PartialObjectMetadata",
-                "apiVersion": f"meta.k8s.io/{call.wanted.version}",
-                "metadata": meta,
-            }
-        return {"kind": call.resource.kind, "apiVersion": call.group_version, "metadata": meta}
+        kind = {"kind": call.resource.kind, "apiVersion": call.group_version}
+        return {**kind, "metadata": meta, **{k: v for k, v in empty.items() if k != "metadata"}}
+
+    def bookmark_event(self, revision: int, annotations: Json | None = None) -> Json:
+        """Give a bookmark as the client wants objects."""
+        obj = self.bookmark(revision)
+        if annotations:
+            obj["metadata"]["annotations"] = annotations
+        if self._call.wanted.shape == "Table":
+            return table(self._api, self._call, [obj], {"resourceVersion": str(revision)}, header=False)
+        if self._call.wanted.shape:
+            return partial(obj, self._call.wanted.version)
+        return obj

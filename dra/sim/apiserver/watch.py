@@ -36,8 +36,9 @@ class WatchPlan:
     timeout_seconds: float
     matches: Callable[[Json], bool]
     encode: Callable[[Json], Json]
-    bookmark: Callable[[int], Json]
+    bookmark: Callable[[int, Json | None], Json]
     bookmark_seconds: float = 60.0
+    second: float = 1.0
 
 
 def _event(kind: str, obj: Json) -> bytes:
@@ -58,6 +59,16 @@ def as_seen(change: Change, matches: Callable[[Json], bool]) -> tuple[str, Json]
     return ("MODIFIED" if was else "ADDED"), change.after
 
 
+def _next_bookmark(plan: WatchPlan, now: float, deadline: float) -> float:
+    """Give when the next bookmark is due: now and then, and in the last two seconds of the watch."""
+    due = now + plan.bookmark_seconds
+    for left in (2, 1) if plan.timeout_seconds > 2 * plan.second else ():
+        last = deadline - left * plan.second
+        if last > now:
+            return min(due, last)
+    return due
+
+
 def stream(storage: Storage, plan: WatchPlan, *, stopped: Callable[[], bool]) -> Iterator[bytes]:
     """Yield the lines of a watch; an empty item is a heartbeat that only asks whether the client is there."""
     deadline = time.monotonic() + plan.timeout_seconds
@@ -70,10 +81,8 @@ def stream(storage: Storage, plan: WatchPlan, *, stopped: Callable[[], bool]) ->
             if plan.matches(obj):
                 yield _event("ADDED", plan.encode(obj))
         if plan.initial_end:
-            mark = plan.bookmark(after)
-            mark["metadata"]["annotations"] = {INITIAL_EVENTS_END: "true"}
-            yield _event("BOOKMARK", mark)
-    next_bookmark = time.monotonic() + plan.bookmark_seconds
+            yield _event("BOOKMARK", plan.bookmark(after, {INITIAL_EVENTS_END: "true"}))
+    next_bookmark = _next_bookmark(plan, time.monotonic(), deadline)
     while True:
         try:
             changes = storage.changes_after(plan.resource, after)
@@ -90,8 +99,10 @@ def stream(storage: Storage, plan: WatchPlan, *, stopped: Callable[[], bool]) ->
         if now >= deadline or stopped() or bucket.epoch != epoch:
             return
         if plan.bookmarks and now >= next_bookmark:
-            yield _event("BOOKMARK", plan.bookmark(storage.revision))
-            next_bookmark = now + plan.bookmark_seconds
+            # Without anything newer than what the client started from a bookmark tells it nothing.
+            if storage.revision > plan.after:
+                yield _event("BOOKMARK", plan.bookmark(storage.revision, None))
+            next_bookmark = _next_bookmark(plan, now, deadline)
         sleep = min(
             _HEARTBEAT_SECONDS, deadline - now, max(next_bookmark - now, 0.01) if plan.bookmarks else 1e9
         )

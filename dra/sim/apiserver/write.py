@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dra.sim.apiserver import apply, bodies, deletion
 from dra.sim.apiserver.call import Call, check_write_options, dry_run, options_invalid
 from dra.sim.apiserver.convert import from_storage, to_storage
+from dra.sim.apiserver.custom import shape
 from dra.sim.apiserver.decode import DecodeError, Findings, decode, parse_json, prune
 from dra.sim.apiserver.kinds.base import Strategy, keep
 from dra.sim.apiserver.patch import json_patch, merge_patch, strategic_patch
@@ -82,7 +83,9 @@ def create(api: Api, call: Call, body: Json, *, tracker: Any = None) -> Json:
             *strategy.validate_create(obj, call),
         ]
         if causes:
-            raise call.invalid(meta.get("name") or "", causes)
+            raise invalid(
+                obj.get("kind") or resource.kind, call.invalid_group, meta.get("name") or "", causes
+            )
         warn(strategy, obj, None, call)
         obj = pruned(call, obj)
         (tracker or apply.track_create)(api, call, obj)
@@ -96,7 +99,11 @@ def create(api: Api, call: Call, body: Json, *, tracker: Any = None) -> Json:
                 meta["name"],
                 prefix="object is being deleted: " if gone else "",
             )
-        return obj if dry else api.storage.put(resource.key, key, obj)
+        if dry:
+            return obj
+        stored = api.storage.put(resource.key, key, obj)
+        api.created(call, stored)
+        return stored
 
 
 def warn(strategy: Strategy, new: Json, old: Json | None, call: Call) -> None:
@@ -216,7 +223,9 @@ def update(
             else strategy.validate_update(new, old, call)
         )
         if causes:
-            raise call.invalid(old["metadata"]["name"], causes)
+            # A PUT of a custom object without a version is refused by another layer, which knows the plural only.
+            kind_name = resource.kind if call.version_given else resource.plural
+            raise invalid(kind_name, call.invalid_group, old["metadata"]["name"], causes)
         warn(strategy, new, old, call)
         new = pruned(call, new)
         if (
@@ -285,6 +294,7 @@ def put(api: Api, call: Call) -> tuple[Json, bool]:
     if not meta.get("name"):
         raise bad_request(f"the name of the object () does not match the name on the URL ({call.name})")
     check_name(call, meta)
+    call.version_given = bool(meta.get("resourceVersion"))
     if call.resource.namespaced:
         check_namespace(call, meta)
 
@@ -324,7 +334,11 @@ def patch(api: Api, call: Call) -> tuple[Json, bool]:
         "application/strategic-merge-patch+json": "strategic",
     }
     kind = kinds.get(media)
-    if kind is None or (kind == "strategic" and call.resource.custom is not None):
+    if kind == "strategic" and call.resource.custom is not None:
+        types = "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml"
+        text = "the body of the request was in an unknown format - accepted media types include: "
+        raise ApiFailure(415, "UnsupportedMediaType", text + types)
+    if kind is None:
         raise bodies.unsupported_media_type()
     if "force" in call.query:
         detail = "Forbidden: may not be specified for non-apply patch"
@@ -387,7 +401,11 @@ def _reshape(call: Call, result: Any) -> Json:
         raise bad(f'no kind "{given[0]}" is registered for version "{given[1]}" {bodies._SCHEME}')
     findings = Findings()
     try:
-        shaped = decode(result, ref, findings) if ref else dict(result)
+        shaped = (
+            decode(result, ref, findings)
+            if ref
+            else shape(result, call.resource.custom.schemas.get(call.version) or {}, findings)
+        )
     except DecodeError as error:
         raise bad(str(error)) from error
     strictness = call.query.get("fieldValidation") or "Warn"

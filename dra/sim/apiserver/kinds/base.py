@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dra.sim.apiserver.call import Call
+from dra.sim.apiserver.decode import Findings, decode
 from dra.sim.apiserver.status import Cause
 
 Json = dict[str, Any]
@@ -23,6 +24,7 @@ class Rules:
     now: Callable[[], str]
     read: Callable[[str, tuple[str, str]], Json | None]
     minor: int = 36
+    node_lifecycle: bool = False
 
     def on(self, gate: str) -> bool:
         """Whether a feature gate is on."""
@@ -44,15 +46,19 @@ class Strategy:
         default_factory=lambda: frozenset({"metadata", "status", "kind", "apiVersion"})
     )
 
+    def __post_init__(self) -> None:
+        """Adjust the settings of a kind."""
+
     def prepare_create(self, new: Json, call: Call) -> None:
         """Default, and drop what a client may not set."""
         if "status" in call.resource.subresources:
-            self.reset_status(new)
+            self.reset_status(new, call)
 
-    def reset_status(self, new: Json) -> None:
+    def reset_status(self, new: Json, call: Call) -> None:
         """Forget the status of a new object."""
         if "status" in new:
-            new["status"] = {}
+            ref = call.resource.versions.get(call.resource.storage, "")
+            new["status"] = decode({}, ref, Findings()).get("status") or {} if ref else {}
 
     def validate_create(self, new: Json, call: Call) -> list[Cause]:
         """Find what is wrong with a new object."""
@@ -129,6 +135,8 @@ def dns_subdomain_error(text: str, *, limit: int = 253) -> str | None:
 
 def dns_label_error(text: str) -> str | None:
     """Give what is wrong with a DNS-1123 label."""
+    if "." in text:
+        return "must not contain dots"
     if len(text) > 63:
         return "must be no more than 63 characters"
     return None if _LABEL.fullmatch(text) else LABEL_TEXT

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dra.sim.apiserver import bodies, deletion
 from dra.sim.apiserver.call import Call
+from dra.sim.apiserver.decode import parse_json
 from dra.sim.apiserver.exchange import Response, text
-from dra.sim.apiserver.status import ApiFailure, conflict
+from dra.sim.apiserver.patch import merge_patch
+from dra.sim.apiserver.status import ApiFailure, conflict, internal, not_found
 
 if TYPE_CHECKING:
     from dra.sim.apiserver.api import Api
@@ -35,11 +38,31 @@ def bind_pod(api: Api, call: Call, verb: str) -> Response:
         ApiFailure: 404, 409.
     """
     binding = _body(call)
-    node = (binding.get("target") or {}).get("name") or ""
+    target = binding.get("target") or {}
+    node = target.get("name") or ""
+    if not call.subresource:
+        # The old resource `bindings` names the pod in the body.
+        call.name = (binding.get("metadata") or {}).get("name") or ""
+        pods = api.registry.find("", "v1", "pods")
+        assert pods is not None
+        call.resource = pods
+    if target.get("kind") not in (None, "", "Node"):
+        kind = target["kind"]
+        raise internal(f'target.kind: Unsupported value: "{kind}": supported values: "Node", "<empty>"')
+    if not node:
+        raise internal("target.name: Required value")
     with api.storage.lock:
         pod = api.storage.get(call.resource.key, call.key)
         if pod is None:
             raise call.not_found()
+        uid = (binding.get("metadata") or {}).get("uid")
+        if uid and uid != pod["metadata"]["uid"]:
+            why = (
+                f"StorageError: invalid object, Code: 4, Key: /registry/pods/{call.namespace}/{call.name}, "
+                "ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: "
+                f"{uid}, UID in object meta: {pod['metadata']['uid']}"
+            )
+            raise conflict("pods", "", call.name, why)
         if pod["metadata"].get("deletionTimestamp"):
             raise conflict(
                 "pods/binding",
@@ -65,8 +88,6 @@ def bind_pod(api: Api, call: Call, verb: str) -> Response:
             "lastTransitionTime": api.now(),
         }
         status["conditions"] = [*conditions, scheduled]
-        if meta.get("generation"):
-            status["conditions"][-1]["observedGeneration"] = meta["generation"]
         api.storage.put(call.resource.key, call.key, bound)
     return _success(api, call)
 
@@ -105,8 +126,13 @@ def pod_log(api: Api, call: Call, verb: str) -> Response:
     Raises:
         ApiFailure: 404.
     """
-    if api.storage.get(call.resource.key, call.key) is None:
+    pod = api.storage.get(call.resource.key, call.key)
+    if pod is None:
         raise call.not_found()
+    node = (pod.get("spec") or {}).get("nodeName") or ""
+    if node and api.storage.get("/nodes", ("", node)) is None:
+        # The real server looks the node up to reach its kubelet, and words the failure so.
+        raise not_found("pods", "", node)
     return text(200, "")
 
 
@@ -147,6 +173,64 @@ def token_review(api: Api, call: Call, verb: str) -> Response:
     return api.encode(call, 201, {**body, "metadata": {}, "status": status})
 
 
+def _at(obj: Json, path: str) -> int:
+    value: Any = obj
+    for part in path.strip(".").split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value if isinstance(value, int) else 0
+
+
+def _scale_paths(call: Call) -> tuple[str, str]:
+    scales = getattr(call.resource.custom, "scales", {}).get(call.version) or {}
+    return (
+        scales.get("specReplicasPath") or ".spec.replicas",
+        scales.get("statusReplicasPath") or ".status.replicas",
+    )
+
+
+def scale(api: Api, call: Call, verb: str) -> Response:
+    """Show or change the number of replicas as a Scale object.
+
+    Raises:
+        ApiFailure: 404, and what changing the object may give.
+    """
+    from dra.sim.apiserver import write
+
+    wanted, actual = _scale_paths(call)
+    outer = api.storage.get(call.resource.key, call.key)
+    if outer is None:
+        raise call.not_found()
+    if verb != "get":
+        body = parse_json(call.request.body.decode())
+        replicas = (
+            body[0].get("value") if isinstance(body, list) else (body.get("spec") or {}).get("replicas")
+        )
+        parts = wanted.strip(".").split(".")
+
+        def changed(current: Json) -> Json:
+            patch: Any = replicas
+            for part in reversed(parts):
+                patch = {part: patch}
+            return dict(merge_patch(current, patch))
+
+        inner = replace(call, subresource="")
+        outer, _ = write.update(api, inner, changed, kind="PatchOptions")
+    meta = outer["metadata"]
+    kept = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
+    status: Json = {"replicas": _at(outer, actual)}
+    selector = ((outer.get("spec") or {}).get("selector") or {}).get("matchLabels") or {}
+    if selector:
+        status["selector"] = ",".join(f"{k}={v}" for k, v in sorted(selector.items()))
+    shown = {
+        "kind": "Scale",
+        "apiVersion": "autoscaling/v1",
+        "metadata": {key: meta[key] for key in kept if key in meta},
+        "spec": {"replicas": _at(outer, wanted)},
+        "status": status,
+    }
+    return api.encode(call, 200, shown)
+
+
 def not_simulated(api: Api, call: Call, verb: str) -> Response:
     """Say that there is no such thing here.
 
@@ -158,6 +242,7 @@ def not_simulated(api: Api, call: Call, verb: str) -> Response:
 
 HANDLERS: dict[tuple[str, str], Handler] = {
     ("pods", "binding"): bind_pod,
+    ("bindings", ""): bind_pod,
     ("pods", "eviction"): evict_pod,
     ("pods", "log"): pod_log,
     ("namespaces", "finalize"): finalize_namespace,

@@ -62,7 +62,7 @@ def qualified_name_errors(text: str) -> list[str]:
 
 def label_value_errors(text: str) -> list[str]:
     """Give what is wrong with a label value."""
-    found = ["must be no more than 63 characters"] if len(text) > 63 else []
+    found = ["must be no more than 63 bytes"] if len(text) > 63 else []
     return found if _VALUE.fullmatch(text) else [*found, _VALUE_TEXT]
 
 

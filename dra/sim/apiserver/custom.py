@@ -1,0 +1,121 @@
+"""Custom resources: from a definition to a served resource, and pruning and defaulting by its structural schema.
+
+Source: k8s.io/apiextensions-apiserver (structural schemas, pruning, defaulting).
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+from dra.sim.apiserver.decode import DecodeError, Findings, decode
+from dra.sim.apiserver.registry import Resource
+
+Json = dict[str, Any]
+
+DEFINITIONS = "apiextensions.k8s.io/customresourcedefinitions"
+CLEANUP = "customresourcecleanup.apiextensions.k8s.io"
+
+
+@dataclass(frozen=True, slots=True)
+class Custom:
+    """What a definition says, by version."""
+
+    schemas: dict[str, Json] = field(default_factory=dict)
+    selectable: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    columns: dict[str, list[Json]] = field(default_factory=dict)
+    scales: dict[str, Json] = field(default_factory=dict)
+    terminating: bool = False
+
+
+def resource_of(definition: Json) -> Resource:
+    """Give the resource that a definition serves."""
+    spec = definition["spec"]
+    names = spec["names"]
+    versions = [v for v in spec["versions"] if v.get("served")]
+    storage = next((v["name"] for v in spec["versions"] if v.get("storage")), versions[0]["name"])
+    subresources: dict[str, tuple[str, ...]] = {}
+    for version in versions:
+        for name in version.get("subresources") or {}:
+            subresources[name] = ("get", "patch", "update")
+    schemas = {v["name"]: (v.get("schema") or {}).get("openAPIV3Schema") or {} for v in versions}
+    custom = Custom(
+        schemas=schemas,
+        selectable={
+            v["name"]: tuple(f["jsonPath"].lstrip(".") for f in v.get("selectableFields") or [])
+            for v in versions
+        },
+        columns={v["name"]: v.get("additionalPrinterColumns") or [] for v in versions},
+        scales={v["name"]: (v.get("subresources") or {}).get("scale") or {} for v in versions},
+        terminating=bool(definition["metadata"].get("deletionTimestamp")),
+    )
+    return Resource(
+        spec["group"],
+        names["plural"],
+        names["kind"],
+        spec.get("scope") == "Namespaced",
+        {v["name"]: "" for v in versions},
+        storage=storage,
+        singular=names.get("singular") or names["kind"].lower(),
+        short_names=tuple(names.get("shortNames") or ()),
+        categories=tuple(names.get("categories") or ()),
+        subresources=subresources,
+        verbs=("delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"),
+        list_kind=names.get("listKind") or f"{names['kind']}List",
+        custom=custom,
+    )
+
+
+def shape(obj: Json, schema: Json, findings: Findings) -> Json:
+    """Give a custom object pruned and defaulted; unknown fields go to `findings`.
+
+    Raises:
+        DecodeError: the metadata has a wrong type.
+    """
+    result = {k: v for k, v in obj.items() if k in {"apiVersion", "kind"}}
+    meta = Findings()
+    result["metadata"] = decode(obj.get("metadata") or {}, "meta_v1.ObjectMeta", meta)
+    findings.problems += [p.replace('field "', 'field "metadata.') for p in meta.problems]
+    body = {k: v for k, v in obj.items() if k not in {"apiVersion", "kind", "metadata"}}
+    result.update(_prune(body, {"type": "object", **schema}, "", findings, root=True))
+    return result
+
+
+def _prune(value: Any, schema: Json, path: str, findings: Findings, *, root: bool = False) -> Any:
+    if isinstance(value, dict):
+        properties = schema.get("properties") or {}
+        extra = schema.get("additionalProperties")
+        keeps = schema.get("x-kubernetes-preserve-unknown-fields")
+        for key in getattr(value, "duplicates", ()):
+            findings.duplicate(f"{path}{key}")
+        result: Json = {}
+        for key, item in value.items():
+            if key in properties:
+                known = properties[key]
+                if item is None and not known.get("nullable"):
+                    # A null that is not allowed gives way to the default, or goes.
+                    if "default" not in known:
+                        if known.get("type") == "object" or key in (schema.get("required") or []):
+                            result[key] = None
+                        continue
+                    continue
+                result[key] = _prune(item, known, f"{path}{key}.", findings)
+            elif isinstance(extra, dict):
+                result[key] = _prune(item, extra, f"{path}{key}.", findings)
+            elif keeps or extra is True or (not properties and schema.get("type") != "object"):
+                result[key] = item
+            else:
+                findings.unknown(f"{path}{key}")
+        for key, known in properties.items():
+            if key not in result and "default" in known and not (root and key == "metadata"):
+                result[key] = copy.deepcopy(known["default"])
+        return result
+    if isinstance(value, list):
+        items = schema.get("items") or {}
+        at = path.rstrip(".")
+        return [_prune(item, items, f"{at}[{i}].", findings) for i, item in enumerate(value)]
+    return value
+
+
+__all__ = ["CLEANUP", "DEFINITIONS", "Custom", "DecodeError", "resource_of", "shape"]

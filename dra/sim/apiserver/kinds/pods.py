@@ -1,0 +1,230 @@
+"""Pods: defaults, what admission adds, and what may change after creation.
+
+Source: pkg/apis/core/v1/defaults, pkg/registry/core/pod and the default admission plug-ins of Kubernetes 1.36.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+from dra.sim.apiserver.call import Call
+from dra.sim.apiserver.kinds.base import Strategy
+from dra.sim.apiserver.status import Cause, forbidden
+from dra.sim.apiserver.validation import pods
+from dra.values import Quantity
+
+Json = dict[str, Any]
+
+_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
+_MODE = 0o644
+
+
+def containers(spec: Json) -> Iterator[Json]:
+    """Give all init and ordinary containers."""
+    yield from spec.get("initContainers") or []
+    yield from spec.get("containers") or []
+
+
+def default_container(container: Json) -> None:
+    """Fill in one container."""
+    container.setdefault("terminationMessagePath", "/dev/termination-log")
+    container.setdefault("terminationMessagePolicy", "File")
+    if not container.get("imagePullPolicy"):
+        image = container.get("image") or ""
+        tag = image.rpartition("/")[2].partition("@")[0].partition(":")[2]
+        latest = ("@" not in image and not tag) or tag == "latest"
+        container["imagePullPolicy"] = "Always" if latest else "IfNotPresent"
+    for port in container.get("ports") or []:
+        port.setdefault("protocol", "TCP")
+    for entry in container.get("env") or []:
+        reference = (entry.get("valueFrom") or {}).get("fieldRef")
+        if reference is not None:
+            reference.setdefault("apiVersion", "v1")
+    for name in ("livenessProbe", "readinessProbe", "startupProbe"):
+        if container.get(name) is not None:
+            _default_probe(container[name])
+    resources = container.setdefault("resources", {})
+    limits = resources.get("limits") or {}
+    if limits:
+        requests = resources.setdefault("requests", {})
+        for key, value in limits.items():
+            requests.setdefault(key, value)
+
+
+def _default_probe(probe: Json) -> None:
+    for key, value in {
+        "timeoutSeconds": 1,
+        "periodSeconds": 10,
+        "successThreshold": 1,
+        "failureThreshold": 3,
+    }.items():
+        if not probe.get(key):
+            probe[key] = value
+    if probe.get("httpGet") is not None:
+        probe["httpGet"].setdefault("path", "/")
+        probe["httpGet"].setdefault("scheme", "HTTP")
+    if probe.get("grpc") is not None:
+        probe["grpc"].setdefault("service", "")
+
+
+def _default_volume(volume: Json) -> None:
+    if set(volume) == {"name"}:
+        volume["emptyDir"] = {}
+    for kind in ("secret", "configMap", "downwardAPI", "projected"):
+        if volume.get(kind) is not None:
+            volume[kind].setdefault("defaultMode", _MODE)
+    if volume.get("hostPath") is not None:
+        volume["hostPath"].setdefault("type", "")
+    for item in [volume.get("downwardAPI") or {}, *((volume.get("projected") or {}).get("sources") or [])]:
+        for entry in (item.get("downwardAPI") or item).get("items") or []:
+            if entry.get("fieldRef") is not None:
+                entry["fieldRef"].setdefault("apiVersion", "v1")
+        if item.get("serviceAccountToken") is not None:
+            item["serviceAccountToken"].setdefault("expirationSeconds", 3600)
+
+
+def default_spec(spec: Json) -> None:
+    """Fill in a pod's (or pod template's) spec."""
+    for volume in spec.get("volumes") or []:
+        _default_volume(volume)
+    for container in containers(spec):
+        default_container(container)
+    for key, value in {
+        "restartPolicy": "Always",
+        "terminationGracePeriodSeconds": 30,
+        "dnsPolicy": "ClusterFirst",
+        "schedulerName": "default-scheduler",
+    }.items():
+        if spec.get(key) in (None, ""):
+            spec[key] = value
+    if spec.get("securityContext") is None:
+        spec["securityContext"] = {}
+    if not spec.get("serviceAccountName") and spec.get("serviceAccount"):
+        spec["serviceAccountName"] = spec["serviceAccount"]
+    if spec.get("serviceAccountName"):
+        spec["serviceAccount"] = spec["serviceAccountName"]
+
+
+def qos_class(spec: Json) -> str:
+    """Give the quality of service class."""
+    requests: dict[str, Quantity] = {}
+    limits: dict[str, Quantity] = {}
+    guaranteed = True
+    for container in containers(spec):
+        resources = container.get("resources") or {}
+        for kind, totals in (("requests", requests), ("limits", limits)):
+            for name in ("cpu", "memory"):
+                amount = Quantity.parse(str((resources.get(kind) or {}).get(name, "0")))
+                if amount.nano:
+                    totals[name] = totals.get(name, Quantity(0)) + amount
+        given = {n for n in ("cpu", "memory") if (resources.get("limits") or {}).get(n)}
+        guaranteed = guaranteed and given == {"cpu", "memory"}
+    if not requests and not limits:
+        return "BestEffort"
+    return "Guaranteed" if guaranteed and requests == limits else "Burstable"
+
+
+class PodStrategy(Strategy):
+    """Pods."""
+
+    def prepare_create(self, new: Json, call: Call) -> None:
+        """Default the spec and start in Pending."""
+        spec = new.setdefault("spec", {})
+        default_spec(spec)
+        if spec.get("enableServiceLinks") is None:
+            spec["enableServiceLinks"] = True
+        new["status"] = {"phase": "Pending", "qosClass": qos_class(spec)}
+        self._admit(new, spec)
+
+    def _admit(self, new: Json, spec: Json) -> None:
+        namespace = new["metadata"].get("namespace") or ""
+        name = spec.get("serviceAccountName") or "default"
+        account = self.rules.read("/serviceaccounts", (namespace, name))
+        if account is None:
+            why = f'error looking up service account {namespace}/{name}: serviceaccount "{name}" not found'
+            raise forbidden("pods", "", new["metadata"].get("name") or "", why)
+        spec["serviceAccountName"] = spec["serviceAccount"] = name
+        mount = spec.get("automountServiceAccountToken")
+        if mount is None:
+            mount = account.get("automountServiceAccountToken", True)
+        if mount:
+            _mount_token(spec)
+        self._priority(new, spec)
+        if spec.get("nodeName") is None:
+            spec.pop("nodeName", None)
+        tolerations = spec.setdefault("tolerations", [])
+        for taint in ("not-ready", "unreachable"):
+            key = f"node.kubernetes.io/{taint}"
+            if not any(
+                t.get("key") in (key, None, "") and t.get("effect") in ("NoExecute", None, "")
+                for t in tolerations
+            ):
+                entry = {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
+                tolerations.append(entry)
+
+    def _priority(self, new: Json, spec: Json) -> None:
+        name = spec.get("priorityClassName") or ""
+        value, policy = 0, "PreemptLowerPriority"
+        if name in {"system-node-critical", "system-cluster-critical"}:
+            value = 2_000_001_000 if name == "system-node-critical" else 2_000_000_000
+        elif name:
+            found = self.rules.read("scheduling.k8s.io/priorityclasses", ("", name))
+            if found is None:
+                pod = new["metadata"].get("name") or ""
+                raise forbidden("pods", "", pod, f"no PriorityClass with name {name} was found")
+            value, policy = found.get("value", 0), found.get("preemptionPolicy") or policy
+        spec["priority"] = value
+        spec["preemptionPolicy"] = spec.get("preemptionPolicy") or policy
+
+    def validate_create(self, new: Json, call: Call) -> list[Cause]:
+        """Check the spec."""
+        return pods.validate_spec(new.get("spec") or {}, "spec")
+
+    def prepare_update(self, new: Json, old: Json, call: Call) -> None:
+        """Default again and keep the status."""
+        new["status"] = old.get("status") or {}
+        spec = new.setdefault("spec", {})
+        default_spec(spec)
+
+    def validate_update(self, new: Json, old: Json, call: Call) -> list[Cause]:
+        """Only images, the deadline, the grace period and more tolerations."""
+        found = pods.validate_spec(new.get("spec") or {}, "spec")
+        return [*found, *pods.validate_change(new.get("spec") or {}, old.get("spec") or {})]
+
+    def prepare_status(self, new: Json, old: Json, call: Call) -> None:
+        """Keep the spec; labels and annotations may change with the status."""
+        new["spec"] = old.get("spec") or {}
+        new["metadata"]["ownerReferences"] = old["metadata"].get("ownerReferences") or []
+        if not new["metadata"]["ownerReferences"]:
+            del new["metadata"]["ownerReferences"]
+        status = new.setdefault("status", {})
+        if not status.get("qosClass"):
+            status["qosClass"] = (old.get("status") or {}).get("qosClass") or qos_class(new["spec"])
+
+    def validate_status(self, new: Json, old: Json, call: Call) -> list[Cause]:
+        """Claim statuses must name claims of the spec."""
+        return pods.validate_status(new)
+
+
+def _mount_token(spec: Json) -> None:
+    """Add the volume with the service account's token, as the ServiceAccount admission plug-in does."""
+    path = "/var/run/secrets/kubernetes.io/serviceaccount"
+    name = f"kube-api-access-{''.join(secrets.choice(_ALPHABET) for _ in range(5))}"
+    root = {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}
+    field = {"apiVersion": "v1", "fieldPath": "metadata.namespace"}
+    sources = [
+        {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
+        {"configMap": root},
+        {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": field}]}},
+    ]
+    used = False
+    for container in containers(spec):
+        mounts = container.setdefault("volumeMounts", [])
+        if not any(mount.get("mountPath") == path for mount in mounts):
+            mounts.append({"name": name, "readOnly": True, "mountPath": path})
+            used = True
+    if used:
+        volume = {"name": name, "projected": {"sources": sources, "defaultMode": _MODE}}
+        spec.setdefault("volumes", []).append(volume)
