@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -32,7 +31,6 @@ from dra.sim.runtime import Runtime
 DRIVER = "gpu.nvidia.com"
 Json = dict[str, Any]
 
-_NODES = re.compile(r"(?P<profile>[a-z0-9]+(?:-[a-z0-9]+)*?)(?:x(?P<count>[0-9]+))?", re.ASCII)
 # A simulated kubelet looks and retries faster than a real one, so that a person does not wait.
 _TIMINGS = Timings(
     scan=0.1, first_back_off=0.2, health_retry=1.0, reconcile=5.0, prepare_retry=3.0, unprepare_retry=1.0
@@ -51,9 +49,9 @@ def parse_nodes(text: str) -> list[tuple[str, str]]:
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         profile, count = part, 1
         if profile not in PROFILES:
-            match = _NODES.fullmatch(part)
-            if match is not None and match["profile"] in PROFILES:
-                profile, count = match["profile"], int(match["count"] or 1)
+            name, _, number = part.rpartition("x")
+            if name in PROFILES and number.isdecimal() and number.isascii():
+                profile, count = name, int(number)
         if profile not in PROFILES or not 0 < count <= 100:
             raise ConfigError(
                 "DRA-SIM-NODES",

@@ -6,8 +6,10 @@ Event names are `noun_verb-past` (`claim_prepared`); fixed keys are `node`, `poo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+import threading
 from collections.abc import MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any, TextIO, cast
@@ -41,14 +43,14 @@ def bound(**fields: object) -> AbstractContextManager[None]:
 def error_fields(error: BaseException) -> dict[str, object]:
     """Give the keys under which an error is logged: code, text, remedy and the error's own fields."""
     if isinstance(error, DraError):
-        known = {"error_code": error.code, "error": error.message, "remedy": error.remedy}
-        return {**error.fields, **known}
+        known: dict[str, object] = {"error_code": error.code, "error": error.message, "remedy": error.remedy}
+        # The error's own fields stand apart: callers name their own beside them, and a clash would be a TypeError.
+        return {**known, "error_fields": error.fields} if error.fields else known
     return {"error_code": "DRA-BUG", "error": f"{type(error).__name__}: {error}"}
 
 
 def configure(*, level: str = "info", console: bool = False, stream: TextIO | None = None) -> None:
     """Set up logging for this process: JSON lines, or for people with `console`."""
-    out = stream or sys.stderr
     renderer: Any = (
         structlog.dev.ConsoleRenderer(colors=False)
         if console
@@ -63,9 +65,30 @@ def configure(*, level: str = "info", console: bool = False, stream: TextIO | No
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=structlog.PrintLoggerFactory(out),
+        logger_factory=lambda *_args: _Lines(stream),
         cache_logger_on_first_use=False,
     )
+
+
+class _Lines:
+    """Writes one line an event to the stream (by default what stderr is at that moment).
+
+    Logging must never be what stops the driver: a stream that is closed or full loses the line and nothing else.
+    """
+
+    _lock = threading.Lock()
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def msg(self, line: str) -> None:
+        """Write a line."""
+        stream = self._stream or sys.stderr
+        with contextlib.suppress(OSError, ValueError), self._lock:
+            stream.write(f"{line}\n")
+            stream.flush()
+
+    debug = info = warning = warn = error = exception = critical = fatal = log = msg
 
 
 def _exception_text(_logger: object, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
