@@ -11,7 +11,7 @@ from typing import Any
 
 from dra.cdi.exposure import CommonEdits, common_edits, hook
 from dra.cdi.model import CdiDevice, CdiOptions, DeviceNode, Mount, NodeFiles, SpecDict
-from dra.cdi.spec import device_name, kind_of, version_for
+from dra.cdi.spec import CheckedSpec, RootPart, device_name, kind_of, version_for
 from dra.errors import BugError
 from dra.host.driver_lists import DISPLAY
 
@@ -20,23 +20,58 @@ PERMISSIONS = "rw"
 
 
 def build_claim_spec(
-    *,
-    claim_uid: str,
-    devices: Sequence[CdiDevice],
-    node: NodeFiles,
-    options: CdiOptions,
-    common: CommonEdits | None = None,
+    *, claim_uid: str, devices: Sequence[CdiDevice], node: NodeFiles, options: CdiOptions
 ) -> SpecDict:
     """Give the spec of a claim. The same input gives the same spec, in the same order.
 
-    A device that is named twice (two requests that share it) stands in it once. `common` is `common_edits(node,
-    options)` if the caller has it already.
+    A device that is named twice (two requests that share it) stands in it once.
 
     Raises:
         StackError: DRA-CDI-HOOK-MISSING.
         BugError: DRA-CDI-DEVICES: no devices, or two different ones under one name.
     """
-    shared = common_edits(node, options) if common is None else common
+    shared = common_edits(node, options)
+    spec = _own_spec(claim_uid, devices, node, options=options, env=shared.env)
+    spec["containerEdits"] |= _edits(env=(), nodes=(), mounts=shared.mounts, hooks=shared.hooks)
+    spec["cdiVersion"] = version_for(spec)
+    return spec
+
+
+def root_part(common: CommonEdits, *, kind: str) -> RootPart:
+    """Give the part of the root edits that does not depend on the claim, for `complete_claim_spec`.
+
+    Raises:
+        BugError: DRA-CDI-INVALID.
+    """
+    return RootPart(_edits(env=(), nodes=(), mounts=common.mounts, hooks=common.hooks), kind=kind)
+
+
+def complete_claim_spec(
+    *,
+    claim_uid: str,
+    devices: Sequence[CdiDevice],
+    node: NodeFiles,
+    options: CdiOptions,
+    env: tuple[str, ...],
+    root: RootPart,
+) -> CheckedSpec:
+    """Give what `build_claim_spec` gives, checked, from `env` and `root` of common edits that the caller has already.
+
+    Raises:
+        BugError: DRA-CDI-DEVICES, as `build_claim_spec`; DRA-CDI-INVALID.
+    """
+    return root.complete(_own_spec(claim_uid, devices, node, options=options, env=env))
+
+
+def _own_spec(
+    claim_uid: str,
+    devices: Sequence[CdiDevice],
+    node: NodeFiles,
+    *,
+    options: CdiOptions,
+    env: tuple[str, ...],
+) -> SpecDict:
+    """Give a claim's spec without mounts and hooks in its root edits, and without a version."""
     made: dict[str, SpecDict] = {}
     for device in devices:
         name = device_name(claim_uid, device.name, device.share_id)
@@ -45,28 +80,12 @@ def build_claim_spec(
             raise BugError("DRA-CDI-DEVICES", f"two different devices would be named {name}")
     if not made:
         raise BugError("DRA-CDI-DEVICES", f"claim {claim_uid} has no devices to write a CDI spec for")
-    spec: SpecDict = {
+    return {
         "cdiVersion": "",
         "kind": kind_of(options.driver),
         "devices": [made[name] for name in sorted(made)],
-        "containerEdits": _edits(
-            env=shared.env, nodes=node.control_nodes, mounts=shared.mounts, hooks=shared.hooks
-        ),
+        "containerEdits": _edits(env=env, nodes=node.control_nodes, mounts=(), hooks=()),
     }
-    spec["cdiVersion"] = version_for(spec)
-    return spec
-
-
-def spec_of_common_edits(common: CommonEdits, kind: str) -> SpecDict:
-    """Give a spec with these edits and one device that does nothing, so that they can be checked by themselves."""
-    spec: SpecDict = {
-        "cdiVersion": "",
-        "kind": kind,
-        "devices": [{"name": "none", "containerEdits": {"env": ["NONE="]}}],
-        "containerEdits": _edits(env=common.env, nodes=(), mounts=common.mounts, hooks=common.hooks),
-    }
-    spec["cdiVersion"] = version_for(spec)
-    return spec
 
 
 def _device_edits(device: CdiDevice, node: NodeFiles, options: CdiOptions) -> SpecDict:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dra.cdi.spec import CLASS, check, encode, kind_of
+from dra.cdi.spec import CLASS, CheckedSpec, as_checked, encode, kind_of
 from dra.errors import ClaimError, HostError
 from dra.host.files import ensure_dir, host_error, is_leftover, read_bytes, remove_durable, write_durable
 
@@ -74,9 +74,8 @@ class SpecFiles:
             BugError: DRA-CDI-INVALID; nothing was written.
             HostError: DRA-HOST-NO-SPACE, DRA-HOST-READ-ONLY, DRA-CDI-READ-BACK, ...: the file is the old one, or none.
         """
-        check(spec)
+        data = as_checked(spec).data
         path = self.path(claim_uid)
-        data = encode(spec)
         try:
             write_durable(path, data, mode=MODE, fsync=fsync)
         except HostError as error:
@@ -116,7 +115,7 @@ class SpecFiles:
             return True
         except OSError as error:
             raise host_error(error, "read", path) from error
-        return read_bytes(path) != encode(spec)
+        return read_bytes(path) != (spec.data if isinstance(spec, CheckedSpec) else encode(spec))
 
     def list_ours(self) -> tuple[ClaimSpecFile, ...]:
         """Give the specs in the directory that are ours by name and by kind, by name.

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dra.cdi.edits import build_claim_spec, spec_of_common_edits
+from dra.cdi.edits import complete_claim_spec, root_part
 from dra.cdi.exposure import CommonEdits, common_edits
 from dra.cdi.files import SpecFiles
 from dra.cdi.hook import find_hook
-from dra.cdi.model import CdiDevice, CdiOptions, NodeFiles, SpecDict, WantedDevice
+from dra.cdi.model import CdiDevice, CdiOptions, NodeFiles, WantedDevice
 from dra.cdi.node_making import Runner, run_program
 from dra.cdi.nodes import ClaimNodes, NodeSource
-from dra.cdi.spec import check, kind_of
+from dra.cdi.spec import CheckedSpec, RootPart, kind_of
 from dra.errors import ConfigError, StackError
 from dra.host.driver_catalog import DriverCatalog
 from dra.host.driver_files import DriverFiles
@@ -35,11 +35,16 @@ _REQUIRED = ("libcuda.so.", "libnvidia-ml.so.")
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The edits that follow from a driver's files and the hook program, both as they were found."""
+    """The edits that follow from a driver's files and the hook program, both as they were found.
+
+    `root` is what specs have of `common`; `sources` says where this process sees the source of each mount.
+    """
 
     driver: DriverFiles
     hook_path: str
     common: CommonEdits
+    root: RootPart
+    sources: tuple[tuple[str, str], ...]
 
 
 class CdiRenderer:
@@ -61,8 +66,8 @@ class CdiRenderer:
         """The files that hold the specs."""
         return self._files
 
-    def render(self, claim_uid: str, devices: Sequence[WantedDevice], *, driver_version: str) -> SpecDict:
-        """Give the spec of a claim. About 1 ms while the driver's directories stay as they are.
+    def render(self, claim_uid: str, devices: Sequence[WantedDevice], *, driver_version: str) -> CheckedSpec:
+        """Give the spec of a claim. About half a millisecond while the driver's directories stay as they are.
 
         `driver_version` is NVML's text; empty where no NVML answers: then the loaded module's counts.
 
@@ -76,17 +81,14 @@ class CdiRenderer:
         # Nodes first: making them loads the modules, which fills in the driver's version.
         nodes = self._nodes.get({device.gpu_minor: device.pci_address for device in wanted})
         kept = self._present_edits(driver_version)
-        spec = build_claim_spec(
+        return complete_claim_spec(
             claim_uid=claim_uid,
             devices=wanted,
             node=self._node_files(kept.driver, nodes, kept.hook_path),
             options=self._options,
-            common=kept.common,
+            env=kept.common.env,
+            root=kept.root,
         )
-        # Mounts and hooks were checked when they were made; they are most of it.
-        small = {key: spec["containerEdits"].get(key, []) for key in ("env", "deviceNodes")}
-        check({**spec, "containerEdits": small})
-        return spec
 
     def needs_rewrite(self, path: Path, spec: Mapping[str, Any]) -> bool:
         """Whether the file at `path` is missing or is not this spec.
@@ -99,12 +101,12 @@ class CdiRenderer:
     def _present_edits(self, driver_version: str) -> _Kept:
         """Give the driver's files and edits of which every mount source was just seen."""
         kept = self._kept_edits(driver_version)
-        gone = self._gone(kept.common)
+        gone = _gone(kept.sources)
         if gone:
             # The directories looked unchanged, or changed between the two looks: look for the files once more.
             self._catalog.forget()
             kept = self._kept_edits(driver_version)
-            gone = self._gone(kept.common)
+            gone = _gone(kept.sources)
         lost = sorted(path for path in gone if path.rpartition("/")[2].startswith(_REQUIRED))
         if lost:
             raise StackError(
@@ -116,7 +118,7 @@ class CdiRenderer:
         if gone:
             _log.warning("driver_files_gone", files=sorted(gone)[:5])
             left = tuple(mount for mount in kept.common.mounts if mount.host_path not in gone)
-            return replace(kept, common=replace(kept.common, mounts=left))
+            return self._keep(kept.driver, kept.hook_path, replace(kept.common, mounts=left))
         return kept
 
     def _kept_edits(self, driver_version: str) -> _Kept:
@@ -126,10 +128,17 @@ class CdiRenderer:
         if kept is not None and kept.driver is driver and kept.hook_path == hook_path:
             return kept
         node = self._node_files(driver, ClaimNodes((), {}), hook_path)
-        kept = _Kept(driver, hook_path, common_edits(node, self._options))
-        check(spec_of_common_edits(kept.common, kind_of(self._options.driver)))
-        self._edits = kept
+        self._edits = kept = self._keep(driver, hook_path, common_edits(node, self._options))
         return kept
+
+    def _keep(self, driver: DriverFiles, hook_path: str, common: CommonEdits) -> _Kept:
+        root = str(self._paths.driver_root).rstrip("/")
+        sources = tuple(
+            (source, f"{root}{strip_root(source, self._paths.driver_root_host)}")
+            for source in sorted({mount.host_path for mount in common.mounts})
+        )
+        part = root_part(common, kind=kind_of(self._options.driver))
+        return _Kept(driver, hook_path, common, part, sources)
 
     def _node_files(self, driver: DriverFiles, nodes: ClaimNodes, hook_path: str) -> NodeFiles:
         return NodeFiles(
@@ -149,18 +158,6 @@ class CdiRenderer:
             self._warned.add(wanted)
             _log.warning("cdi_hook_not_found", path=wanted, exposure=self._options.exposure)
         return found
-
-    def _gone(self, common: CommonEdits) -> set[str]:
-        """Give the sources of mounts that this process does not see; each is looked at once."""
-        root = str(self._paths.driver_root).rstrip("/")
-        gone = set()
-        for source in {mount.host_path for mount in common.mounts}:
-            inside = strip_root(source, self._paths.driver_root_host)
-            try:
-                os.lstat(f"{root}{inside}")
-            except OSError:
-                gone.add(source)
-        return gone
 
 
 def parse_capabilities(text: str) -> frozenset[str]:
@@ -182,6 +179,17 @@ def parse_capabilities(text: str) -> frozenset[str]:
             remedy=f"Use {', '.join(sorted(CAPABILITIES))}, or all.",
         )
     return frozenset(names)
+
+
+def _gone(sources: tuple[tuple[str, str], ...]) -> set[str]:
+    """Give the sources of mounts that this process does not see."""
+    gone = set()
+    for source, view in sources:
+        try:
+            os.lstat(view)
+        except OSError:
+            gone.add(source)
+    return gone
 
 
 def _as_cdi_device(device: WantedDevice) -> CdiDevice:

@@ -8,10 +8,10 @@ import pytest
 import structlog
 import yaml
 
-from dra.cdi.model import CdiDevice, CdiOptions
+from dra.cdi.model import CdiDevice, CdiOptions, Mount
 from dra.cdi.renderer import CdiRenderer, parse_capabilities
 from dra.cdi.spec import VERSIONS, check, encode, minimum_version, parse
-from dra.errors import ConfigError, StackError
+from dra.errors import BugError, ConfigError, StackError
 from dra.host.driver_lists import CAPABILITIES, DEFAULT_CAPABILITIES
 from dra.host.paths import HostPaths
 from dra.values import PciAddress
@@ -57,6 +57,28 @@ def test_1_the_output_reads_again_under_the_strict_schema_and_its_version_suffic
     spec = render(CdiRenderer(paths, CdiOptions(exposure=exposure)))
     assert parse(encode(spec)) == yaml.safe_load(encode(spec)) == spec
     assert VERSIONS.index(minimum_version(spec)) <= VERSIONS.index(spec["cdiVersion"])
+
+
+@pytest.mark.parametrize("exposure", ["auto", "hooks", "soname", "ld-library-path"])
+def test_the_bytes_put_together_from_kept_parts_are_those_of_the_whole_spec(paths, tmp_path, exposure):
+    put(tmp_path / HOOK, "#!/bin/sh\n", mode=0o755)
+    renderer = CdiRenderer(paths, CdiOptions(exposure=exposure))
+    for devices in ([GPU], [GPU, CdiDevice("gpu-1", 1, BDF, extra_env=("N=\x85\u00e4\u2028",))]):
+        spec = render(renderer, *devices)
+        assert spec.data == encode(dict(spec))
+        assert parse(spec.data) == yaml.safe_load(spec.data) == spec
+
+
+def test_what_a_claim_adds_is_checked_although_the_rest_was_checked_before(paths):
+    renderer = CdiRenderer(paths)
+    render(renderer)
+    for device in (
+        CdiDevice("gpu 0", 0, BDF),
+        CdiDevice("gpu-0", 0, BDF, extra_env=("NO_VALUE",)),
+        CdiDevice("gpu-0", 0, BDF, extra_mounts=(Mount("relative", "/x", ("ro",)),)),
+    ):
+        with pytest.raises(BugError, match="DRA-CDI-INVALID"):
+            render(renderer, device)
 
 
 @pytest.mark.parametrize("root", ["/", "/run/nvidia/driver", "/home/kubernetes/bin/nvidia"])
