@@ -39,7 +39,7 @@ def read_elf(path: str) -> ElfFacts | None:
         return None
     try:
         return _read(descriptor)
-    except (OSError, struct.error, ValueError):
+    except (OSError, struct.error, ValueError, OverflowError):
         return None
     finally:
         os.close(descriptor)
