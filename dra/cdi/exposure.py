@@ -104,7 +104,7 @@ def driver_hooks(node: NodeFiles, options: CdiOptions, libraries: Iterable[Libra
     if links:
         args = [part for target, link in links for part in ("--link", f"{target}::{link}")]
         hooks.append(hook(node.hook_path, "create-symlinks", *args))
-    if any(library.stem == "cuda" for library in chosen):
+    if node.driver.version and any(library.stem == "cuda" for library in chosen):
         hooks.append(
             hook(node.hook_path, "enable-cuda-compat", f"--host-driver-version={node.driver.version}")
         )

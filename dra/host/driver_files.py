@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from posixpath import basename, dirname
 
-from dra.errors import StackError
 from dra.host.driver_lists import (
     ALWAYS_NAMED,
     BINARIES,
@@ -28,6 +27,16 @@ from dra.host.driver_lists import (
     SOCKETS,
     UTILITY,
     XORG_DIRS,
+)
+from dra.host.driver_required import (
+    CUDA,
+    NVML,
+    OnDisk,
+    mismatch_error,
+    missing_error,
+    missing_names,
+    plan_stand_ins,
+    required_stems,
 )
 from dra.host.driver_search import RootSearch, is_executable
 from dra.host.elf import ElfFacts, read_elf
@@ -74,6 +83,8 @@ class DriverFiles:
     """All that was found under one driver root, ordered by path.
 
     `machine` is uname's word for what the libraries are for, `library_dirs` the real directories that hold them.
+    `missing` names libraries that containers will miss (`libcuda.so.580.95.05`); `assumed` are paths of libraries that
+    were taken although their names do not give the driver's version, as a stand-in's.
     """
 
     version: str
@@ -86,6 +97,8 @@ class DriverFiles:
     configuration: tuple[DriverFile, ...]
     searched: tuple[str, ...] = ()
     watched: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
 
 
 def find_driver_files(
@@ -93,20 +106,31 @@ def find_driver_files(
 ) -> DriverFiles:
     """Look for the files of the driver of this version (NVML's text; empty: the loaded module's, else the library's).
 
+    A libcuda or libnvidia-ml that is not there is no error while there is anything of a driver: it stands in `missing`.
+
     Raises:
-        StackError: DRA-DRIVER-LIBRARIES-MISSING: no libcuda (for compute) or libnvidia-ml (for utility); the text lists
-            what was searched. DRA-DRIVER-VERSION-MISMATCH: the libraries on disk are of another version.
+        StackError: DRA-DRIVER-LIBRARIES-MISSING: no library of a driver at all; the text lists what was searched.
+            DRA-DRIVER-VERSION-MISMATCH: the libraries on disk are of another version.
     """
     search = RootSearch(str(paths.driver_root))
     machine = os.uname().machine
     version = version or kernel_driver_version(paths)
     if not version:
-        version = next(iter(search.versions_on_disk(machine)), "")
+        version = next((one.version for one in search.required_on_disk(machine, "") if one.version), "")
     directories = search.library_dirs(version, machine) if version else ()
-    if not directories:
-        raise _no_libraries(paths, search, version, machine)
     libraries = _libraries(search, directories, version)
-    _require(paths, search, libraries, version, capabilities)
+    lacking = tuple(stem for stem in (CUDA, NVML) if all(library.stem != stem for library in libraries))
+    required = [stem for stem in required_stems(capabilities) if stem in lacking]
+    taken: tuple[OnDisk, ...] = ()
+    if required or not libraries:
+        taken = _stand_ins(
+            paths, search, version, lacking=lacking, refused=required if libraries else lacking
+        )
+        if not (libraries or taken):
+            raise missing_error(paths, search.searched, f"lib*.so.{version or '<version>'}")
+        libraries = _with_stand_ins(search, libraries, taken)
+        directories = tuple(dict.fromkeys((*directories, *(dirname(one.path) or "/" for one in taken))))
+    stems = {one.stem for one in taken}
     machine = _machine(search, libraries, directories) or machine
     return DriverFiles(
         version=version,
@@ -114,11 +138,13 @@ def find_driver_files(
         library_dirs=directories,
         libraries=libraries,
         binaries=_binaries(search),
-        firmware=_firmware(paths, search, version),
+        firmware=_firmware(paths, search, version) if version else (),
         sockets=_sockets(search, stand_ins=paths.stand_in_nodes),
         configuration=_configuration(search),
         searched=tuple(search.searched),
         watched=tuple(search.watched),
+        missing=missing_names([stem for stem in required if stem not in stems], version),
+        assumed=tuple(one.path for one in taken),
     )
 
 
@@ -152,9 +178,42 @@ def _libraries(search: RootSearch, directories: Iterable[str], version: str) -> 
     return tuple(found[path] for path in sorted(found))
 
 
-def _library(search: RootSearch, target: str, seen_in: str, subdir: str, facts: ElfFacts | None) -> Library:
+def _stand_ins(
+    paths: HostPaths, search: RootSearch, version: str, *, lacking: Iterable[str], refused: Iterable[str]
+) -> tuple[OnDisk, ...]:
+    """Give what may be taken for libraries that do not stand with the driver's version.
+
+    Raises:
+        StackError: DRA-DRIVER-VERSION-MISMATCH.
+    """
+    loaded = kernel_driver_version(paths)
+    plan = plan_stand_ins(
+        version,
+        loaded,
+        lacking=tuple(lacking),
+        refused=tuple(refused),
+        on_disk=search.required_on_disk(os.uname().machine, version),
+    )
+    if plan.others:
+        raise mismatch_error(paths, version, plan.others, kernel_version=loaded)
+    return plan.taken
+
+
+def _with_stand_ins(
+    search: RootSearch, libraries: tuple[Library, ...], taken: Iterable[OnDisk]
+) -> tuple[Library, ...]:
+    found = {library.path: library for library in libraries}
+    for one in taken:
+        facts = read_elf(search.view(one.path))
+        found[one.path] = _library(search, one.path, one.seen_in, "", facts, stem=one.stem)
+    return tuple(found[path] for path in sorted(found))
+
+
+def _library(
+    search: RootSearch, target: str, seen_in: str, subdir: str, facts: ElfFacts | None, *, stem: str = ""
+) -> Library:
     file_name = basename(target)
-    stem = library_stem(file_name)
+    stem = stem or library_stem(file_name)
     home = dirname(target) or "/"
     names: dict[str, None] = {}
     if facts is not None and facts.soname and "/" not in facts.soname:
@@ -258,47 +317,3 @@ def _configuration(search: RootSearch) -> tuple[DriverFile, ...]:
                 if at not in found and real is not None and stat.S_ISREG(search.kind(real)):
                     found[at] = DriverFile(real, at, capabilities)
     return tuple(found[at] for at in sorted(found))
-
-
-def _require(
-    paths: HostPaths,
-    search: RootSearch,
-    libraries: tuple[Library, ...],
-    version: str,
-    capabilities: frozenset[str],
-) -> None:
-    stems = {library.stem for library in libraries}
-    wanted = {"cuda": COMPUTE, "nvidia-ml": UTILITY}
-    missing = [
-        stem for stem, capability in wanted.items() if capability in capabilities and stem not in stems
-    ]
-    if missing:
-        names = " and ".join(f"lib{stem}.so.{version}" for stem in missing)
-        raise _missing(paths, search, names)
-
-
-def _no_libraries(paths: HostPaths, search: RootSearch, version: str, machine: str) -> StackError:
-    others = [other for other in search.versions_on_disk(machine) if other != version]
-    if version and others:
-        return StackError(
-            "DRA-DRIVER-VERSION-MISMATCH",
-            f"the loaded driver is version {version}, but the libraries under the driver root {paths.driver_root_host} "
-            f"are of version {', '.join(others)}",
-            remedy="The driver was replaced while its kernel modules stayed loaded: reload the nvidia modules, "
-            "or reboot the node.",
-            driver_version=version,
-            found=others,
-        )
-    return _missing(paths, search, f"lib*.so.{version or '<version>'}")
-
-
-def _missing(paths: HostPaths, search: RootSearch, what: str) -> StackError:
-    seen = "" if str(paths.driver_root) == paths.driver_root_host else f" (seen at {paths.driver_root})"
-    return StackError(
-        "DRA-DRIVER-LIBRARIES-MISSING",
-        f"no {what} under the driver root {paths.driver_root_host}{seen}; "
-        f"searched {', '.join(search.searched)}",
-        remedy="Install the NVIDIA driver on the node, or set --nvidia-driver-root to where it is "
-        "(/run/nvidia/driver with the GPU operator, /home/kubernetes/bin/nvidia on GKE).",
-        driver_root=paths.driver_root_host,
-    )

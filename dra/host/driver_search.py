@@ -10,10 +10,11 @@ import fnmatch
 import os
 import re
 import stat
-from posixpath import dirname
+from posixpath import basename, dirname
 
 from dra.errors import ValueFormatError
 from dra.host.driver_lists import LIBRARY_DIRS, PLAIN_LIBRARY_DIRS
+from dra.host.driver_required import CUDA, NVML, OnDisk
 from dra.host.elf import read_elf
 from dra.host.ldcache import parse_ld_cache
 from dra.host.rooted import resolve_inside
@@ -23,7 +24,6 @@ _VERSIONED = re.compile(r"lib[A-Za-z0-9_+.-]+?\.so\.(\d+\.\d+(?:\.\d+)*)", re.AS
 # Libraries of the driver that count their own versions.
 _OWN_VERSION = re.compile(r"lib(?:nvidia-egl-[a-z0-9]+|nvidia-nvvm70)\.so\.\d+\.\d+(?:\.\d+)*", re.ASCII)
 _MACHINES = ("x86_64", "aarch64")
-_MARKERS = ("libcuda.so.", "libnvidia-ml.so.")
 
 
 class RootSearch:
@@ -99,17 +99,29 @@ class RootSearch:
                 return found
         return self._dirs_with(self._cached_dirs(machine), version)
 
-    def versions_on_disk(self, machine: str) -> tuple[str, ...]:
-        """Give the driver versions that libcuda and libnvidia-ml in the root's directories say they are."""
-        found: dict[str, None] = {}
+    def required_on_disk(self, machine: str, version: str) -> tuple[OnDisk, ...]:
+        """Give libcuda and libnvidia-ml in the root's directories, each file once: of any version, or as `.so.1`.
+
+        `version` is that which is looked for; it only shows in `searched`.
+        """
+        found: dict[str, OnDisk] = {}
         for directory in (*LIBRARY_DIRS, *PLAIN_LIBRARY_DIRS, *self._cached_dirs(machine)):
+            self._note(f"{directory.rstrip('/')}/lib*.so.{version or '*'}")
             real = self.real(directory)
-            for marker in _MARKERS if real is not None else ():
-                for name in self.list_dir(real or ""):
-                    match = _VERSIONED.fullmatch(name)
-                    if name.startswith(marker) and match:
-                        found[match[1]] = None
-        return tuple(found)
+            if real is None:
+                self._watch_nearest(directory)
+                continue
+            for name in self.list_dir(real):
+                stem = next((stem for stem in (CUDA, NVML) if name.startswith(f"lib{stem}.so.")), "")
+                if not stem or not (name == f"lib{stem}.so.1" or _VERSIONED.fullmatch(name)):
+                    continue
+                target = self.real(f"{real.rstrip('/')}/{name}")
+                if target is None or target in found or not stat.S_ISREG(self.kind(target)):
+                    continue
+                if not self._is_32_bit(target):
+                    match = _VERSIONED.fullmatch(basename(target))
+                    found[target] = OnDisk(stem, target, real, match[1] if match else "")
+        return tuple(found.values())
 
     def libraries_in(self, directory: str, version: str) -> list[str]:
         """Give the names of the driver's libraries in a real directory: with its version, or with their own."""

@@ -63,17 +63,115 @@ def test_a_directory_that_changed_within_the_last_second_may_change_again_unseen
     assert catalog.get(VERSION) is catalog.get(VERSION)
 
 
-def test_an_incomplete_driver_is_never_kept(settled):
-    catalog = DriverCatalog(HostPaths(host_root=settled))
-    cuda = settled / LIB / f"libcuda.so.{VERSION}"
-    data = cuda.read_bytes()
-    cuda.unlink()
+class Time:
+    """A clock that stands still until it is told to go on."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def logged(monkeypatch):
+    events = []
+
+    class Log:
+        def __getattr__(self, level):
+            return lambda event, **fields: events.append((level, event, fields))
+
+    monkeypatch.setattr("dra.host.driver_catalog._log", Log())
+    return events
+
+
+def lose(root, stem="cuda"):
+    """Take a library away; what it held."""
+    file = root / LIB / f"lib{stem}.so.{VERSION}"
+    data = file.read_bytes()
+    file.unlink()
+    settle(root)
+    return data
+
+
+def test_a_node_that_never_had_libcuda_is_used_as_it_is_with_one_warning(settled, logged):
+    lose(settled)
+    clock = Time()
+    catalog = DriverCatalog(HostPaths(host_root=settled), clock=clock)
+    for _ in range(5):
+        assert catalog.get(VERSION).missing == (f"libcuda.so.{VERSION}",)
+        clock.now += 10
+    (warning,) = logged
+    assert warning[:2] == ("warning", "driver_libraries_missing")
+    assert warning[2]["missing"] == [f"libcuda.so.{VERSION}"]
+    assert f"/{LIB}/lib*.so.{VERSION}" in warning[2]["searched"]
+    assert "--nvidia-driver-root" in warning[2]["remedy"]
+
+
+def test_the_library_that_came_is_told_and_given_and_its_loss_is_told_again(settled, logged):
+    data = lose(settled)
+    clock = Time()
+    catalog = DriverCatalog(HostPaths(host_root=settled), clock=clock)
+    catalog.get(VERSION)
+    put(settled / LIB / f"libcuda.so.{VERSION}", data)
     settle(settled)
+    clock.now += 4
+    assert catalog.get(VERSION).missing == ()
+    lose(settled)
+    os.utime(settled / LIB, (1_700_000_001, 1_700_000_001))
     with pytest.raises(StackError):
         catalog.get(VERSION)
-    cuda.write_bytes(data)
+    clock.now += 6
+    catalog.get(VERSION)
+    assert [event for _, event, _ in logged] == [
+        "driver_libraries_missing", "driver_libraries_complete", "driver_libraries_missing"
+    ]  # fmt: skip
+
+
+def test_an_incomplete_driver_is_kept_for_some_seconds_only(settled):
+    data = lose(settled)
+    clock = Time()
+    catalog = DriverCatalog(HostPaths(host_root=settled), clock=clock)
+    before = catalog.get(VERSION)
+    assert catalog.get(VERSION) is before
+    # No time of a directory tells of it.
+    put(settled / LIB / f"libcuda.so.{VERSION}", data)
     settle(settled)
-    assert "cuda" in {library.stem for library in catalog.get(VERSION).libraries}
+    clock.now += 3.5
+    assert catalog.get(VERSION).missing == ()
+
+
+def test_a_driver_that_was_whole_and_is_not_is_waited_for(settled):
+    """It is being replaced: a pod that starts now would run without CUDA for all its life."""
+    clock = Time()
+    catalog = DriverCatalog(HostPaths(host_root=settled), clock=clock)
+    catalog.get(VERSION)
+    lose(settled)
+    catalog.forget()
+    for _ in range(3):
+        with pytest.raises(StackError, match=rf"no libcuda.so.{VERSION}") as caught:
+            catalog.get(VERSION)
+        assert caught.value.retryable
+        assert "being installed" in caught.value.remedy
+        clock.now += 1.5
+    clock.now += 1
+    assert catalog.get(VERSION).missing == (f"libcuda.so.{VERSION}",)
+
+
+def test_a_driver_whose_module_is_loaded_and_whose_libraries_just_changed_is_waited_for(settled):
+    lose(settled)
+    changed = (settled / LIB).stat().st_mtime
+    put(
+        settled / "proc/driver/nvidia/version",
+        f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {VERSION}  x\n",
+    )
+    paths = HostPaths(host_root=settled)
+    with pytest.raises(StackError, match="DRA-DRIVER-LIBRARIES-MISSING"):
+        DriverCatalog(paths, wall_clock=lambda: changed + 2).get(VERSION)
+    assert DriverCatalog(paths, wall_clock=lambda: changed + 20).get(VERSION).missing
+    # A rig has no module, and has what it has from the first moment.
+    (settled / "proc/driver/nvidia/version").unlink()
+    assert DriverCatalog(paths, wall_clock=lambda: changed + 2).get(VERSION).missing
 
 
 def test_a_driver_root_that_now_is_another_directory_is_looked_through_again(tmp_path):

@@ -70,3 +70,9 @@ def test_a_library_cut_at_any_place_never_raises(write):
         facts = read_elf(write(whole[:end]))
         answers.add(facts if facts is None else facts.soname)
     assert answers <= {None, "libcuda.so.1"}
+
+
+def test_an_offset_beyond_any_file_is_no_elf_file(write):
+    data = bytearray(shared_object("libcuda.so.1"))
+    struct.pack_into("<Q", data, 32, 2**63)
+    assert read_elf(write(bytes(data))) is None
