@@ -50,7 +50,7 @@ class ClaimFetcher:
 
         Raises:
             ClaimError: DRA-CLAIM-NOT-FOUND.
-            KubeError: the API server refused; DRA-KUBE-TIMEOUT where it did not answer in time.
+            KubeError: the API server refused; DRA-API-TIMEOUT where it did not answer in time.
         """
         seconds = self._deadline_seconds
         future = self._pool.submit(lambda: self._source.get(ref.namespace, ref.name, seconds))
@@ -59,7 +59,7 @@ class ClaimFetcher:
         except FutureTimeoutError as error:
             future.cancel()
             raise KubeError(
-                "DRA-KUBE-TIMEOUT",
+                "DRA-API-TIMEOUT",
                 f"the API server did not give claim {ref} within {seconds:g} s",
                 remedy="Check that the API server answers this node; the call is retried by itself.",
                 claim_uid=ref.uid,

@@ -107,7 +107,7 @@ def test_hanging_calls_use_no_more_threads_than_allowed_and_the_deadline_holds()
     for _ in range(4):
         with pytest.raises(KubeError) as caught:
             fetcher.fetch(REF)
-        assert caught.value.code == "DRA-KUBE-TIMEOUT"
+        assert caught.value.code == "DRA-API-TIMEOUT"
         assert caught.value.retryable
     assert api.waiting == 2
     api.release()
