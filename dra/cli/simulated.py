@@ -30,5 +30,8 @@ def simulated_machine(settings: PluginSettings) -> Machine:
     except (KeyError, ValueError) as error:
         raise ConfigError("DRA-FLAG-SIMULATE", f"--simulate {settings.simulate}: {error}") from error
     more: dict[str, Any] = node.paths_kwargs()
+    if settings.driver_root_host != "/":
+        # For a real container runtime, which mounts the simulated files from where they really are.
+        more |= {"driver_root_host": settings.driver_root_host, "dev_root_host": settings.driver_root_host}
     paths = host_paths(settings, **more)
     return Machine(paths, InjectedLibrary(node.library), lambda: kernel_driver_version(paths))
