@@ -86,7 +86,7 @@ class Interpreter:
 
     def _walk(self, node: Node) -> tuple[Any, bool]:
         """Give what a chain leads to, and whether a step was optional."""
-        step = _step(node)
+        step = step_of(node)
         if step is None:
             value = self._head(node)
             return (value.value, True) if type(value) is Optional and value.present else (value, False)
@@ -118,7 +118,7 @@ class Interpreter:
         """An index: a chain inside brackets pays for its steps, not for its start."""
         if id(node) in self.plan.constants:
             return self.plan.constants[id(node)]
-        if _step(node) is not None or isinstance(node, Ident):
+        if step_of(node) is not None or isinstance(node, Ident):
             value, optional = self._walk(node)
             return some(value) if optional else value
         return self.visit(node)
@@ -224,7 +224,9 @@ class Interpreter:
         if condition is not True and condition is not False:
             return no_overload()
         branch = node.args[1 if condition else 2]
-        if id(branch) not in self.plan.constants and (isinstance(branch, Ident) or _step(branch) is not None):
+        if id(branch) not in self.plan.constants and (
+            isinstance(branch, Ident) or step_of(branch) is not None
+        ):
             value = self._chain(branch, head=0)
             if self.values is not None:
                 self.values[id(branch)] = value
@@ -349,7 +351,7 @@ class _Lazy:
         return self.value
 
 
-def _step(node: Node) -> tuple[Node, str | Node, bool] | None:
+def step_of(node: Node) -> tuple[Node, str | Node, bool] | None:
     """Give (operand, key, optional) where a node is a step into a value."""
     if isinstance(node, Select) and not node.test and not node.qualified:
         return node.operand, node.field, False

@@ -127,6 +127,8 @@ class Plan:
                 return self.constant(node, FUNCTIONS[node.name].call(self.constants[id(parts[0])]))
             except Failure as failure:
                 raise InstantiationError(failure.text) from None
+        if node.name in {"quantity", "semver"} and all(id(part) in self.constants for part in parts):
+            return _known(FUNCTIONS[node.name], [self.constants[id(part)] for part in parts])
         if node.name in {"matches", "find", "findAll"}:
             self._check_pattern(parts)
         return _call(FUNCTIONS[node.name], steps)
@@ -278,6 +280,20 @@ def _optional(value: Any) -> Optional:
     if type(value) is not Optional:
         raise no_overload()
     return value
+
+
+def _known(function: Function, args: list[Any]) -> Step:
+    """A quantity or version written in the expression: read once; a bad one fails when it is reached."""
+    try:
+        value = function.call(*args)
+    except Failure as failure:
+        reason = failure
+
+        def fail(_frame: Frame) -> Any:
+            raise reason
+
+        return fail
+    return lambda _frame: value
 
 
 def _variable(slot: int, init: Step | None) -> Step:

@@ -11,22 +11,39 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Protocol
 
+from dra.cel.automaton import Automaton, TooLargeError
 from dra.cel.errors import Failure
+from dra.cel.regex_nodes import EMPTY, Choice, Look, One, Piece, Repeat, Sequence, backtracking, weight, write
 
 MAX_REPEAT = 1000
+# Steps that `re` may take in the worst case before the automaton is used instead.
+_MAX_STEPS = 20_000_000
 
 
 class RegexProblem(Exception):  # noqa: N818
     """The pattern is not valid; the text is Go's."""
 
 
-class Pattern(Protocol):
-    """A compiled pattern."""
+class Pattern:
+    """A compiled pattern; `span` gives the leftmost match."""
 
-    def search(self, text: str, start: int = 0) -> re.Match[str] | None:
-        """Give the leftmost match at or after `start`."""
+    __slots__ = ("_automaton", "_degree", "_piece", "_search")
+
+    def __init__(self, piece: Piece) -> None:
+        self._piece = piece
+        self._degree = backtracking(piece)
+        self._search = re.compile(write(piece)).search
+        self._automaton: Automaton | None = None
+
+    def span(self, text: str, start: int = 0) -> tuple[int, int] | None:
+        """Give begin and end of the leftmost match at or after `start`."""
+        if self._degree == 0 or (self._degree < 8 and (len(text) + 1) ** (self._degree + 1) <= _MAX_STEPS):
+            match = self._search(text, start)
+            return match.span() if match else None
+        if self._automaton is None:
+            self._automaton = Automaton(self._piece)
+        return self._automaton.search(text, start)
 
 
 _PERL = {
@@ -48,28 +65,29 @@ _PUNCTUATION = frozenset("\\.+*?()|[]{}^$-/#&~@%:;<=>!\"'`, _")
 
 
 @lru_cache(maxsize=1024)
-def compile_pattern(pattern: str) -> re.Pattern[str]:
+def compile_pattern(pattern: str) -> Pattern:
     """Compile a pattern.
 
     Raises:
         RegexProblem: RE2 would refuse it.
     """
-    translator = _Translator(pattern)
-    text = translator.run()
     try:
-        return re.compile(text)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise RegexProblem(f"error parsing regexp: {error}: `{pattern}`") from None
+        compiled = Pattern(_Translator(pattern).run())
+        if compiled._degree:
+            Automaton(compiled._piece)
+    except (re.error, OverflowError, RecursionError, TooLargeError):
+        raise RegexProblem(f"error parsing regexp: expression too large: `{pattern}`") from None
+    return compiled
 
 
-def search(pattern: str, text: str) -> re.Match[str] | None:
-    """Give the leftmost match.
+def search(pattern: str, text: str) -> tuple[int, int] | None:
+    """Give begin and end of the leftmost match.
 
     Raises:
         Failure: the pattern is not valid.
     """
     try:
-        return compile_pattern(pattern).search(text)
+        return compile_pattern(pattern).span(text)
     except RegexProblem as problem:
         raise Failure("regex", str(problem)) from None
 
@@ -87,62 +105,59 @@ class _Translator:
     def fail(self, what: str, part: str | None = None) -> RegexProblem:
         return RegexProblem(f"error parsing regexp: {what}: `{self.pattern if part is None else part}`")
 
-    def run(self) -> str:
-        text = self.alternatives()
+    def run(self) -> Piece:
+        piece = self.alternatives()
         if self.at < len(self.pattern):
             raise self.fail("unexpected )")
-        return text
+        if weight(piece) > MAX_REPEAT:
+            raise self.fail("invalid repeat count")
+        return piece
 
-    def alternatives(self) -> str:
+    def alternatives(self) -> Piece:
         self.depth += 1
-        if self.depth > 200:
+        if self.depth > 100:
             raise self.fail("expression nests too deeply")
-        parts: list[str] = []
-        branches: list[str] = []
-        self.repeatable = False
+        parts: list[Piece] = []
+        branches: list[Piece] = []
         while self.at < len(self.pattern):
             char = self.pattern[self.at]
             if char == ")":
                 break
             if char == "|":
                 self.at += 1
-                branches.append("".join(parts))
+                branches.append(Sequence(tuple(parts)))
                 parts = []
                 continue
             self.item(parts)
-        branches.append("".join(parts))
+        branches.append(Sequence(tuple(parts)))
         self.depth -= 1
-        return "|".join(branches)
+        return branches[0] if len(branches) == 1 else Choice(tuple(branches))
 
-    def item(self, parts: list[str]) -> None:
+    def item(self, parts: list[Piece]) -> None:
         """One atom and what repeats it."""
-        start = self.at
-        atom = self.atom()
-        if atom is None:
-            return
+        atoms = self.atom()
         last = ""
-        while True:
-            found = self.repetition()
-            if found is None:
-                break
-            operator, written = found
+        while (found := self.repetition()) is not None:
+            repeat, written = found
             if last:
                 raise self.fail("invalid nested repetition operator", last + written)
-            last = written
-            if not atom:
+            if not atoms and parts:
+                atoms = [parts.pop()]  # `a(?i)*` repeats what stands before the flags
+            if not atoms:
                 raise self.fail("missing argument to repetition operator", written)
-            atom = f"(?:{atom}){operator}"
-        del start
-        parts.append(atom)
+            last = written
+            # After a quoted stretch the repetition applies to its last character.
+            atoms[-1] = Repeat(atoms[-1], *repeat)
+        parts.extend(atoms)
 
-    def repetition(self) -> tuple[str, str] | None:
+    def repetition(self) -> tuple[tuple[int, int, bool], str] | None:
         if self.at >= len(self.pattern):
             return None
         start = self.at
         char = self.pattern[start]
         if char in "*+?":
             self.at += 1
-            operator = char
+            low, high = {"*": (0, -1), "+": (1, -1), "?": (0, 1)}[char]
         elif char == "{":
             match = _REPEAT.match(self.pattern, start)
             if match is None:
@@ -152,17 +167,14 @@ class _Translator:
             if low > MAX_REPEAT or high > MAX_REPEAT or (0 <= high < low):
                 raise self.fail("invalid repeat count", match[0])
             self.at = match.end()
-            operator = f"{{{low},{'' if high < 0 else high}}}"
         else:
             return None
         lazy = self.at < len(self.pattern) and self.pattern[self.at] == "?"
         if lazy:
             self.at += 1
-        if lazy != self.flags["U"]:
-            operator += "?"
-        return operator, self.pattern[start : self.at]
+        return (low, high, lazy != self.flags["U"]), self.pattern[start : self.at]
 
-    def atom(self) -> str | None:
+    def atom(self) -> list[Piece]:
         char = self.pattern[self.at]
         if char in "*+?" or (char == "{" and _REPEAT.match(self.pattern, self.at)):
             found = self.repetition()
@@ -173,25 +185,24 @@ class _Translator:
             case "(":
                 return self.group()
             case "[":
-                return self.bracket()
+                return [One(self.bracket())]
             case ".":
-                return r"(?s:.)" if self.flags["s"] else r"[^\n]"
+                return [One(r"(?s:.)" if self.flags["s"] else r"[^\n]")]
             case "^":
-                return r"(?m:^)" if self.flags["m"] else r"\A"
+                return [Look(r"(?m:^)" if self.flags["m"] else r"\A")]
             case "$":
-                return r"(?m:(?=\n)|\Z)" if self.flags["m"] else r"\Z"
+                return [Look(r"(?:(?=\n)|\Z)" if self.flags["m"] else r"\Z")]
             case "\\":
                 return self.escape()
-        return self.literal(char)
+        return [self.literal(char)]
 
-    def literal(self, char: str) -> str:
+    def literal(self, char: str) -> One:
         text = re.escape(char)
-        return f"(?i:{text})" if self.flags["i"] and char.isalpha() else text
+        return One(f"(?i:{text})" if self.flags["i"] and char.isalpha() else text)
 
-    def group(self) -> str:
+    def group(self) -> list[Piece]:
         pattern = self.pattern
         outer = dict(self.flags)
-        opening = "(?:"
         if pattern.startswith("?", self.at):
             named = re.compile(r"\?P?<([^>]*)>").match(pattern, self.at)
             if named is not None and not pattern.startswith(("?<=", "?<!"), self.at):
@@ -202,13 +213,13 @@ class _Translator:
                 self.names.add(named[1])
                 self.at = named.end()
             elif self.set_flags():
-                return ""
-        text = self.alternatives()
+                return []
+        piece = self.alternatives()
         if not pattern.startswith(")", self.at):
             raise self.fail("missing closing )")
         self.at += 1
         self.flags = outer
-        return f"{opening}{text})"
+        return [piece if piece != EMPTY else Sequence((EMPTY,))]
 
     def set_flags(self) -> bool:
         """Read `?flags:` or `?flags)`; true for the second, which ends here."""
@@ -225,40 +236,33 @@ class _Translator:
         self.at = match.end()
         return match[3] == ")"
 
-    def escape(self) -> str:
+    def escape(self) -> list[Piece]:
         if self.at >= len(self.pattern):
             raise self.fail("trailing backslash at end of expression", "")
         char = self.pattern[self.at]
         self.at += 1
         match char:
             case "A":
-                return r"\A"
+                return [Look(r"\A")]
             case "z":
-                return r"\Z"
+                return [Look(r"\Z")]
             case "b" | "B":
-                return f"(?a:\\{char})"
+                return [Look(f"(?a:\\{char})")]
             case "Q":
                 return self.quoted()
             case "d" | "w" | "s":
-                return f"[{_PERL[char]}]"
+                return [One(f"[{_PERL[char]}]")]
             case "D" | "W" | "S":
-                return f"[^{_PERL[char.lower()]}]"
+                return [One(f"[^{_PERL[char.lower()]}]")]
             case "p" | "P":
-                return f"[{self.unicode_class(char == 'P')}]"
-        return self.literal(self.escaped_char(char))
+                return [One(f"[{self.unicode_class(negated=char == 'P')}]")]
+        return [self.literal(self.escaped_char(char))]
 
-    def quoted(self) -> str:
+    def quoted(self) -> list[Piece]:
         end = self.pattern.find("\\E", self.at)
         body = self.pattern[self.at :] if end < 0 else self.pattern[self.at : end]
         self.at = len(self.pattern) if end < 0 else end + 2
-        if not body:
-            return "(?:)"
-        # A repetition after \E applies to the last character alone.
-        head = "".join([self.literal(char) for char in body[:-1]])
-        self.pattern = self.pattern[: self.at] + self.pattern[self.at :]
-        found = self.repetition()
-        last = self.literal(body[-1])
-        return head + (f"(?:{last}){found[0]}" if found else last)
+        return [self.literal(char) for char in body]
 
     def escaped_char(self, char: str) -> str:
         pattern = self.pattern
@@ -334,7 +338,7 @@ class _Translator:
                 return _PERL_NEGATED[char]
             if char in "pP":
                 self.at += 2
-                return self.unicode_class(char == "P")
+                return self.unicode_class(negated=char == "P")
         low = self.class_char()
         if pattern.startswith("-", self.at) and not pattern.startswith("-]", self.at):
             self.at += 1

@@ -7,6 +7,7 @@ limits, conversion of the result.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,6 +20,7 @@ from dra.cel.estimate import estimate_cost
 from dra.cel.interpreter import Interpreter
 from dra.cel.parser import parse, place
 from dra.cel.planner import InstantiationError, Plan
+from dra.cel.trace import SubTerm, explain_terms
 from dra.cel.tree import Node
 from dra.cel.types import CelType, declared_name
 from dra.cel.validators import validate
@@ -27,7 +29,6 @@ from dra.cel.values import Duration, Timestamp, Uint, type_of
 COST_LIMIT = 1_000_000
 # The estimate is no strict bound. Where it stays this far below the limit, the cost is not counted at all.
 COST_MARGIN = 16
-MAX_BYTES = 10 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,20 @@ class Selector:
             return interpreter.evaluate(self.root), interpreter.cost
         except CostExceeded as failure:
             return failure, interpreter.cost
+
+    def explain(self, device: Mapping[str, Any] | DeviceView, *, driver: str = "") -> list[SubTerm]:
+        """Give the terms of the selector with what each saw on this device and which decided; empty where the
+        device itself cannot be read (`evaluate` says why).
+        """
+        if type(device) is not DeviceView:
+            device = view_of(device, driver=driver, features=self.features)  # type: ignore[arg-type]
+        if device.failure is not None:
+            return []
+        interpreter = Interpreter(self._plan, device.fields, limit=COST_LIMIT, record=True)
+        # What was reached before a limit is still worth showing.
+        with suppress(CostExceeded, RecursionError):
+            interpreter.evaluate(self.root)
+        return explain_terms(self.expression, self.root, interpreter.values or {})
 
     def _error(self, failure: Failure) -> CelEvalError:
         return CelEvalError(failure.text, error_class=failure.error_class, source=self.expression)

@@ -19,8 +19,8 @@ declare(
 
 @implement("find", str, str)
 def _find(text: str, pattern: str) -> str:
-    match = search(pattern, text)
-    return match.group() if match else ""
+    span = search(pattern, text)
+    return text[span[0] : span[1]] if span else ""
 
 
 @implement("findAll", str, str)
@@ -37,12 +37,13 @@ def _find_some(text: str, pattern: str, limit: int) -> list[Any]:
     found: list[Any] = []
     at, previous_end = 0, -1
     while at <= len(text) and (limit < 0 or len(found) < limit):
-        match = compiled.search(text, at)
-        if match is None:
+        span = compiled.span(text, at)
+        if span is None:
             break
+        begin, end = span
         # An empty match right after the match before it does not count.
-        if match.end() > match.start() or match.start() != previous_end:
-            found.append(match.group())
-        previous_end = match.end()
-        at = match.end() if match.end() > match.start() else match.end() + 1
+        if end > begin or begin != previous_end:
+            found.append(text[begin:end])
+        previous_end = end
+        at = end if end > begin else end + 1
     return found
