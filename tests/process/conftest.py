@@ -48,10 +48,7 @@ def call(method, claims):
 
 
 # What happens every half minute or later happens soon.
-SOON = {
-    "dra.prepare.janitor:Janitor.interval_seconds": 0.5,
-    "dra.inventory.live:LiveInventory.interval_seconds": 1.0,
-}
+SOON = {"dra.prepare.janitor:Janitor.interval_seconds": 0.5}
 
 
 @pytest.fixture(scope="module")

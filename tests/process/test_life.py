@@ -13,6 +13,7 @@ from dra.pb.grpc_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from dra.pb.services import HEALTH_CHECK
 from dra.sim.kubelet import PrepareError
 from tests.process.harness import DRIVER, FAST, new_uid, wait_until
+from tests.process.invariants import check_invariants
 
 
 def test_a_pod_gets_exactly_the_gpu_of_its_claim_and_nothing_is_left_afterwards(node):
@@ -42,6 +43,7 @@ def test_the_kubelet_sees_the_health_of_each_device(node):
 
 
 def test_a_restarted_kubelet_registers_the_driver_and_gets_the_wiped_slices_back(node):
+    """F1."""
     node.daemon()
     first = node.kubelet()
     before = node.wait_published()
@@ -63,9 +65,11 @@ def test_a_restarted_kubelet_registers_the_driver_and_gets_the_wiped_slices_back
     assert again[0]["spec"]["devices"] == before[0]["spec"]["devices"]
     assert node.records() == records
     assert second.run_pod(pod).views["main"].gpus == (0,)
+    check_invariants(node, noted=["pool_restored"])
 
 
 def test_sockets_of_a_killed_run_do_not_hinder_the_next(node):
+    """F3."""
     kubelet = node.kubelet()
     killed = node.daemon()
     kubelet.wait_registered(DRIVER)
@@ -81,9 +85,11 @@ def test_sockets_of_a_killed_run_do_not_hinder_the_next(node):
     took = datetime.fromisoformat(registered["timestamp"]) - datetime.fromisoformat(starting["timestamp"])
     assert took < timedelta(seconds=2)
     assert "in use" not in daemon.log.read_text()
+    check_invariants(node, noted=["stale_socket_removed"])
 
 
 def test_sockets_of_a_killed_pod_are_removed_by_the_next(node):
+    """F3."""
     killed = node.daemon(pod_uid=new_uid())
     wait_until(lambda: list(node.registry.iterdir()))
     (stale,) = node.registry.iterdir()
@@ -92,9 +98,11 @@ def test_sockets_of_a_killed_pod_are_removed_by_the_next(node):
     node.daemon(pod_uid=new_uid())
     kubelet.wait_registered(DRIVER)
     assert not stale.exists()
+    check_invariants(node, noted=["stale_socket_removed"])
 
 
 def test_sigterm_while_idle_removes_the_sockets_and_keeps_slices_and_cdi_files(node):
+    """F4."""
     daemon, kubelet = node.daemon(), node.kubelet()
     kubelet.wait_registered(DRIVER)
     kubelet.wait_health(DRIVER, lambda connection: connection.health_messages > 0)
@@ -105,10 +113,12 @@ def test_sigterm_while_idle_removes_the_sockets_and_keeps_slices_and_cdi_files(n
     assert list(node.state_dir.glob("*.sock")) == []
     assert node.slices() == published
     assert len(node.cdi_files()) == 1
+    node.check_consistent()
     assert daemon.logged("plugin_stopped")
 
 
 def test_sigterm_during_a_prepare_call_lets_it_finish(node):
+    """F5."""
     daemon, kubelet = node.daemon(), node.kubelet()
     kubelet.wait_registered(DRIVER)
     node.wait_published()
@@ -138,11 +148,13 @@ def test_sigterm_during_a_prepare_call_lets_it_finish(node):
     node.daemon()
     kubelet.wait_registered(DRIVER)
     assert kubelet.run_pod(pod).views["main"].gpus == (0,)
+    check_invariants(node)
     kubelet.stop_pod(pod)
     assert (node.records(), node.cdi_files()) == (set(), set())
 
 
 def test_two_instances_of_a_rolling_update_answer_alike_and_the_slices_stay(node):
+    """F27."""
     kubelet = node.kubelet(timings=FAST)
     old = node.daemon(pod_uid=new_uid())
     kubelet.wait_registered(DRIVER)
@@ -161,6 +173,7 @@ def test_two_instances_of_a_rolling_update_answer_alike_and_the_slices_stay(node
     wait_until(lambda: len(kubelet.registry.connections(DRIVER)) == 1)
     assert kubelet.wait_registered(DRIVER).connected
     wait_until(lambda: new.logged("server_version_known"), what="the new instance publishes")
+    check_invariants(node, new)
     kubelet.stop_pod(pod)
     assert (node.records(), node.cdi_files()) == (set(), set())
     assert [slice_["metadata"]["resourceVersion"] for slice_ in node.slices()] == [

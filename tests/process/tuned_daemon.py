@@ -1,7 +1,7 @@
 """The daemon with shorter periods: what a test would have to wait minutes for happens in seconds.
 
 Runs the same command as `python -m dra.cli.plugin`. `DRA_TEST_PERIODS` is a JSON object from
-`module:Class.parameter` to the default that this keyword argument of the class gets.
+`module:Class.parameter` to the default that this parameter of the class gets.
 """
 
 from __future__ import annotations
@@ -12,12 +12,18 @@ import os
 
 
 def shorten(periods: dict[str, float]) -> None:
-    """Set defaults of keyword arguments. KeyError: there is no such argument."""
+    """Set defaults of parameters. ValueError: no such parameter with a default."""
     for path, value in periods.items():
         module, _, rest = path.partition(":")
         name, _, parameter = rest.partition(".")
-        defaults = getattr(importlib.import_module(module), name).__init__.__kwdefaults__
-        defaults[parameter] = type(defaults[parameter])(value)
+        made = getattr(importlib.import_module(module), name).__init__
+        if parameter in (made.__kwdefaults__ or {}):
+            made.__kwdefaults__[parameter] = value
+            continue
+        code, defaults = made.__code__, list(made.__defaults__ or ())
+        with_default = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+        defaults[with_default.index(parameter)] = value
+        made.__defaults__ = tuple(defaults)
 
 
 if __name__ == "__main__":
