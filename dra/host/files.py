@@ -49,34 +49,40 @@ def host_error(error: OSError, action: str, path: Path) -> HostError:
     return HostError(code, f"cannot {action} {path}: {reason}", remedy=remedy, path=str(path))
 
 
-def write_durable(path: Path, data: bytes, *, mode: int, fsync: bool = True) -> None:
+def write_durable(
+    path: Path, data: bytes, *, mode: int, fsync: bool = True, fsync_name: bool | None = None
+) -> None:
     """Replace `path` by `data` in one step, with exactly this mode whatever the umask.
 
     After a crash the file is the old one or the new one; what may be left over is a temporary file that
-    `is_leftover` knows. With `fsync` the new content and its name are on disk on return.
+    `is_leftover` knows. With `fsync` that holds for a power failure too; with `fsync_name` (as `fsync` if not
+    given) it is the new one once this has returned.
 
     Raises:
         HostError: DRA-HOST-NO-SPACE, DRA-HOST-READ-ONLY, DRA-HOST-MISSING (no such directory), ...; the old
             file is then still there, or the new one, whole.
     """
-    temporary = temporary_name(path)
+    # Text, not paths: this is done several times in each prepare.
+    target = str(path)
+    temporary = str(temporary_name(path))
     try:
         descriptor = os.open(
             temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
         )
         try:
             _write_all(descriptor, data)
-            os.fchmod(descriptor, mode)
+            if mode != 0o600:
+                os.fchmod(descriptor, mode)
             if fsync:
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        temporary.replace(path)
-        if fsync:
+        os.rename(temporary, target)  # noqa: PTH104
+        if fsync if fsync_name is None else fsync_name:
             sync_dir(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
-            temporary.unlink()
+            os.unlink(temporary)  # noqa: PTH108
         raise host_error(error, "write", path) from error
 
 

@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from dra.cdi.model import SpecDict
-from dra.cdi.spec import encode
+from dra.cdi.spec import CheckedSpec, as_checked
 from dra.errors import RecordError
 from dra.prepare.cdi_files import CdiFiles
 from dra.prepare.record import JournalEntry
@@ -116,13 +115,18 @@ class WriteCdi:
     shared_resource: str | None = None
 
     def __init__(
-        self, path: Path, *, files: CdiFiles, uid: str = "", content: Callable[[], SpecDict] | None = None
+        self,
+        path: Path,
+        *,
+        files: CdiFiles,
+        uid: str = "",
+        content: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
         self._path = path
         self._files = files
         self._uid = uid
         self._content = content
-        self._spec: SpecDict | None = None
+        self._spec: CheckedSpec | None = None
 
     @classmethod
     def revive(cls, args: Mapping[str, Any], *, files: CdiFiles) -> WriteCdi:
@@ -135,7 +139,7 @@ class WriteCdi:
     @property
     def sha256(self) -> str:
         """The digest of the content that is wanted."""
-        return hashlib.sha256(encode(self._wanted())).hexdigest()
+        return hashlib.sha256(self._wanted().data).hexdigest()
 
     def args(self) -> Mapping[str, Any]:
         """Give the path."""
@@ -153,9 +157,9 @@ class WriteCdi:
         """Remove the file."""
         self._files.remove(self._path)
 
-    def _wanted(self) -> SpecDict:
+    def _wanted(self) -> CheckedSpec:
         if self._spec is None:
             if self._content is None:
                 raise RecordError("DRA-RECORD-CORRUPT", f"nothing says what {self._path} should contain")
-            self._spec = self._content()
+            self._spec = as_checked(self._content())
         return self._spec

@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dra.api.claim import ClaimRef, ClaimView, admit_claim, parse_claim
-from dra.cdi.model import SpecDict
 from dra.errors import BugError, DraError, HostError
 from dra.inventory.model import Inventory
 from dra.prepare import steps
@@ -24,7 +23,7 @@ from dra.prepare.cdi_files import CdiFiles
 from dra.prepare.effects import Effect, EffectCatalog, Revive, WriteCdi
 from dra.prepare.fetch import API_DEADLINE_SECONDS, RECORD_WAIT_SECONDS, ClaimFetcher
 from dra.prepare.holds import lock_name
-from dra.prepare.journal import Journal
+from dra.prepare.journal import Journal, only_spec
 from dra.prepare.locks import LOCK_WAIT_SECONDS, LockDirectory, hold_shared
 from dra.prepare.model import (
     CdiRenderer,
@@ -274,7 +273,7 @@ class Engine:
         )
         return self._journal.carry_out(wanted, effects, previous=previous).devices
 
-    def _render(self, uid: str, plan: Plan) -> SpecDict:
+    def _render(self, uid: str, plan: Plan) -> Mapping[str, Any]:
         return self._ports.renderer.render(uid, plan.targets, driver_version=plan.driver_version)
 
     # -- unprepare ---------------------------------------------------------------------------------------
@@ -320,7 +319,7 @@ class Engine:
     def _take_down(self, ref: ClaimRef, record: Record | None) -> bool:
         """Undo a claim under its locks; whether there was anything. The CDI spec goes before the devices are free."""
         self._ports.step(steps.UNPREPARE_PLANNED)
-        known = self._is_known(ref.uid)
+        known = record is not None or self._is_known(ref.uid)
         if record is not None:
             record = self._mark(record)
             self._ports.step(steps.RECORD_MARKED)
@@ -336,7 +335,9 @@ class Engine:
         return known
 
     def _mark(self, record: Record) -> Record:
-        if record.state == "unpreparing":
+        if record.state == "unpreparing" or only_spec(record):
+            # With nothing to undo but the spec there is no half way: a record without spec is what a crash leaves
+            # between the two removals. The next unprepare removes it, a prepare writes the spec again.
             return record
         marked = replace(record, state="unpreparing")
         try:

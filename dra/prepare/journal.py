@@ -68,25 +68,45 @@ class Journal:
                 self._store.put(record, fsync=False)
 
     def _first(self, record: Record, effects: Sequence[Effect]) -> Record:
+        if only_spec(record):
+            return self._first_spec(record, effects)
         record = replace(record, state="preparing")
         # The journal must be found after a crash of the process, which the page cache survives. Only an effect
         # that also survives a power failure, and that nothing else would find, needs it on the disk.
-        self._store.put(record, fsync=any(effect.needs_durable_journal for effect in effects))
+        durable = any(effect.needs_durable_journal for effect in effects)
+        self._store.put(record, fsync=durable, fsync_name=durable)
         self._step(steps.RECORD_WRITTEN)
-        for index, (effect, entry) in enumerate(zip(effects, record.journal, strict=True)):
-            self._step(f"{steps.EFFECT_APPLYING}:{index}")
-            if entry.state != "applied" or not effect.verify():
-                effect.apply()
-            self._step(f"{steps.EFFECT_APPLIED}:{index}")
+        self._apply(effects, record.journal)
         record = _completed(record, effects)
         self._store.put(record, fsync=True)
         self._step(steps.RECORD_COMPLETED)
         return record
 
+    def _first_spec(self, record: Record, effects: Sequence[Effect]) -> Record:
+        """Carry out what only writes a spec, with one write of the record.
+
+        The complete record goes first. It holds the devices and names the spec; that the spec is there is never
+        taken from it: each prepare compares the file with what it should be. So a crash between the two leaves
+        what a lost CDI file leaves, and the next prepare writes the file, the next unprepare takes the record away.
+        """
+        complete = _completed(record, effects)
+        self._store.put(complete, fsync=True)
+        self._step(steps.RECORD_WRITTEN)
+        self._apply(effects, record.journal)
+        self._step(steps.RECORD_COMPLETED)
+        return complete
+
+    def _apply(self, effects: Sequence[Effect], journal: Sequence[JournalEntry]) -> None:
+        for index, (effect, entry) in enumerate(zip(effects, journal, strict=True)):
+            self._step(f"{steps.EFFECT_APPLYING}:{index}")
+            if entry.state != "applied" or not effect.verify():
+                effect.apply()
+            self._step(f"{steps.EFFECT_APPLIED}:{index}")
+
     def _repair(self, record: Record, effects: Sequence[Effect], previous: Record) -> Record:
-        if any(entry.state != "applied" for entry in record.journal):
+        if any(entry.state != "applied" for entry in record.journal if entry.kind != WriteCdi.kind):
             # An effect that the claim did not have before: it is written down first, like any other.
-            self._store.put(replace(record, state="prepared"), fsync=True)
+            self._store.put(replace(record, state="prepared"), fsync=True, fsync_name=True)
         for index, effect in enumerate(effects):
             if not effect.verify():
                 self._log.warning(
@@ -151,11 +171,20 @@ class Journal:
             )
 
 
+def only_spec(record: Record) -> bool:
+    """Whether a record's journal has nothing but the CDI spec, so that there is no half way worth writing down."""
+    return all(entry.kind == WriteCdi.kind for entry in record.journal)
+
+
 def _completed(record: Record, effects: Sequence[Effect]) -> Record:
     digests = [effect.sha256 for effect in effects if isinstance(effect, WriteCdi)]
     return replace(
         record,
         state="prepared",
-        journal=tuple(replace(entry, state="applied") for entry in record.journal),
+        # A spec stays pending: whether the file is there is always looked up, never taken from the record.
+        journal=tuple(
+            entry if entry.kind == WriteCdi.kind else replace(entry, state="applied")
+            for entry in record.journal
+        ),
         cdi_sha256=digests[0] if digests else "",
     )

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dra.api.claim import ClaimRef
-from dra.cdi.model import SpecDict
 from dra.errors import ClaimError, DraError
 from dra.inventory.model import Inventory
 from dra.values import PciAddress
@@ -77,7 +76,9 @@ class ClaimSource(Protocol):
 class CdiRenderer(Protocol):
     """Makes the content of a claim's CDI spec: a pure function of the devices and of the node's driver files."""
 
-    def render(self, claim_uid: str, devices: Sequence[CdiTarget], *, driver_version: str) -> SpecDict:
+    def render(
+        self, claim_uid: str, devices: Sequence[CdiTarget], *, driver_version: str
+    ) -> Mapping[str, Any]:
         """Give the spec. Raises StackError or HostError where driver files or device nodes are missing."""
         ...
 

@@ -167,8 +167,11 @@ class RecordStore:
             found += [Hold(ClaimRef("", "", uid), device, share) for device, share in self._salvage(uid)]
         return found
 
-    def put(self, record: Record, *, fsync: bool) -> None:
+    def put(self, record: Record, *, fsync: bool, fsync_name: bool = False) -> None:
         """Write a record. The claim is damaged no more; the damaged file stays beside it until `remove`.
+
+        With `fsync` a power failure leaves it whole, or the record before it, or none: enough for what a reboot
+        undoes. `fsync_name` makes sure that it is this one, for effects that nothing else would find.
 
         Raises:
             HostError: the disk is full, read-only, ...; the old record is still there.
@@ -177,13 +180,13 @@ class RecordStore:
         data = encode_record(record)
         path = self.path(uid)
         try:
-            write_durable(path, data, mode=0o600, fsync=fsync)
+            write_durable(path, data, mode=0o600, fsync=fsync, fsync_name=fsync_name)
         except HostError as error:
             if error.code != "DRA-HOST-MISSING":
                 raise
             # Somebody removed the directory under a running plugin.
             ensure_dir(self._directory, mode=0o750)
-            write_durable(path, data, mode=0o600, fsync=fsync)
+            write_durable(path, data, mode=0o600, fsync=fsync, fsync_name=fsync_name)
         with self._mutex:
             with contextlib.suppress(OSError):
                 self._files[uid] = _Read(_signature(path.stat()), record, None)

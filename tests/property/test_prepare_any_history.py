@@ -42,7 +42,8 @@ class History(RuleBasedStateMachine):
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="dra-history-"))
         self.node = Node(self.root, gpus=4)
-        # Claims whose spec somebody removed or changed: prepared, but not so on disk, until prepare comes again.
+        # Claims whose spec somebody removed or changed, or whose call died between record and spec: prepared by
+        # their record, but not so on disk, until prepare or unprepare comes again.
         self.harmed: set[str] = set()
         self.answers: dict[str, object] = {}
         self.refs = {}
@@ -92,7 +93,8 @@ class History(RuleBasedStateMachine):
         try:
             getattr(node, verb)(self.refs[number])
         except Killed:
-            pass
+            # The complete record is written before the spec and removed after it.
+            self.harmed.add(self.refs[number].uid)
         node.restart()
 
     @rule()

@@ -663,15 +663,15 @@ def test_the_time_line_of_the_contract(node):
     assert node.files() == []
 
 
-def test_a_prepare_costs_two_fsyncs_and_a_repeated_one_none(node, monkeypatch):
-    """The budget: a record's file and its directory; the spec and the journal need none."""
+def test_a_prepare_costs_one_fsync_and_a_repeated_one_none(node, monkeypatch):
+    """The budget: the record's file; its name, the spec and the journal need none."""
     calls = []
     real = os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(fd), real(fd))[1])
     ref = node.claim(1, "gpu-0")
     node.prepared(ref)
-    assert len(calls) == 2
+    assert len(calls) == 1
     node.prepared(ref)
-    assert len(calls) == 2
+    assert len(calls) == 1
     node.unprepare(ref)
-    assert len(calls) == 2
+    assert len(calls) == 1
