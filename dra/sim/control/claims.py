@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dra.allocator.extended import owner_reference
+from dra.allocator.pod_filters import is_done
 from dra.sim.control.api import CLAIMS, PODS, TEMPLATES, CallFailed, ControlApi, Json
 
 FINALIZER = "resource.kubernetes.io/delete-protection"
 POD_CLAIM_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
-
-
-def is_done(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod has ended for good."""
-    return (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
 
 
 def owner_pod(claim: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -43,18 +40,6 @@ def claim_from_template(pod: Json, entry: Json, template: Json) -> Json:
             "ownerReferences": [owner_reference(pod)],
         },
         "spec": spec["spec"],
-    }
-
-
-def owner_reference(pod: Json) -> Json:
-    """Give a controlling owner reference to a pod."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "name": pod["metadata"]["name"],
-        "uid": pod["metadata"]["uid"],
-        "controller": True,
-        "blockOwnerDeletion": True,
     }
 
 

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dra.allocator.allocate import Allocator, allocated_state
+from dra.allocator.extended import classes_by_resource, extended_claim, extended_requests, plugin_resources
 from dra.allocator.model import AllocatorError, CompileSelector, Features
 from dra.allocator.nodes import node_matches
+from dra.allocator.pod_filters import is_done, why_not
 from dra.errors import DraError
 from dra.sim.control.api import (
     CLAIMS,
@@ -28,10 +30,7 @@ from dra.sim.control.api import (
     Json,
     path_of,
 )
-from dra.sim.control.claims import FINALIZER, is_done
-from dra.sim.control.extended import classes_by_resource, extended_claim, extended_requests, wanted
-from dra.sim.control.nodes import why_not
-from dra.values import Quantity
+from dra.sim.control.claims import FINALIZER
 
 
 @dataclass(slots=True)
@@ -136,7 +135,7 @@ class Scheduler:
         reason = why_not(pod, node, placed)
         if reason is not None:
             return reason
-        served, reason = _device_plugin(pod, node, placed, world.by_resource)
+        served, reason = plugin_resources(pod, node, placed, world.by_resource)
         if reason is not None:
             return reason
         fresh: list[Json] = []
@@ -306,35 +305,6 @@ def pod_claims(pod: Mapping[str, Any], claims: Mapping[tuple[str, str], Json]) -
             return [], f'resourceclaim "{name}" is being deleted'
         found.append(claim)
     return found, ""
-
-
-def _device_plugin(
-    pod: Mapping[str, Any],
-    node: Mapping[str, Any],
-    placed: Sequence[Mapping[str, Any]],
-    classes: Mapping[str, str],
-) -> tuple[set[str], str | None]:
-    """Give the extended resources that this node serves by a device plugin, and why it cannot."""
-    allocatable = (node.get("status") or {}).get("allocatable") or {}
-    served: set[str] = set()
-    asked: Counter[str] = Counter()
-    for container in (pod.get("spec") or {}).get("containers") or []:
-        asked.update(wanted(container))
-    for resource, amount in asked.items():
-        total = Quantity.of(str(allocatable.get(resource, "0"))).value
-        if total > 0:
-            served.add(resource)
-            used = sum(
-                wanted(container).get(resource, 0)
-                for other in placed
-                if not (other.get("status") or {}).get("extendedResourceClaimStatus")
-                for container in (other.get("spec") or {}).get("containers") or []
-            )
-            if used + amount > total:
-                return served, f"Insufficient {resource}"
-        elif resource not in classes:
-            return served, f"Insufficient {resource}"
-    return served, None
 
 
 def _score(claim: Json, allocation: Json) -> int:

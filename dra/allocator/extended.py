@@ -6,12 +6,13 @@ resources in name order. A node whose allocatable has some of the resource serve
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from dra.sim.control.api import Json
-from dra.sim.control.claims import owner_reference
 from dra.values import Quantity
+
+Json = dict[str, Any]
 
 IMPLICIT_PREFIX = "deviceclass.resource.kubernetes.io/"
 EXTENDED_CLAIM_ANNOTATION = "resource.kubernetes.io/extended-resource-claim"
@@ -64,7 +65,7 @@ def wanted(container: Mapping[str, Any]) -> dict[str, int]:
     return {name: Quantity.of(str(amount)).value for name, amount in merged.items() if is_extended(name)}
 
 
-def extended_claim(pod: Json, requests: Sequence[Json]) -> Json:
+def extended_claim(pod: Mapping[str, Any], requests: Sequence[Json]) -> Json:
     """Give the claim that the scheduler makes for a pod's extended resources."""
     return {
         "apiVersion": "resource.k8s.io/v1",
@@ -78,3 +79,47 @@ def extended_claim(pod: Json, requests: Sequence[Json]) -> Json:
         },
         "spec": {"devices": {"requests": list(requests)}},
     }
+
+
+def owner_reference(pod: Mapping[str, Any]) -> Json:
+    """Give a controlling owner reference to a pod."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "name": pod["metadata"]["name"],
+        "uid": pod["metadata"]["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def plugin_resources(
+    pod: Mapping[str, Any],
+    node: Mapping[str, Any],
+    placed: Sequence[Mapping[str, Any]],
+    classes: Container[str],
+) -> tuple[set[str], str | None]:
+    """Give the extended resources that a node serves by a device plugin, and why it cannot (None if it can).
+
+    `classes` holds the names that a DeviceClass stands for: a node without a plugin for those uses claims.
+    """
+    allocatable = (node.get("status") or {}).get("allocatable") or {}
+    served: set[str] = set()
+    asked: Counter[str] = Counter()
+    for container in (pod.get("spec") or {}).get("containers") or []:
+        asked.update(wanted(container))
+    for resource, amount in asked.items():
+        total = Quantity.of(str(allocatable.get(resource, "0"))).value
+        if total > 0:
+            served.add(resource)
+            used = sum(
+                wanted(container).get(resource, 0)
+                for other in placed
+                if not (other.get("status") or {}).get("extendedResourceClaimStatus")
+                for container in (other.get("spec") or {}).get("containers") or []
+            )
+            if used + amount > total:
+                return served, f"Insufficient {resource}"
+        elif resource not in classes:
+            return served, f"Insufficient {resource}"
+    return served, None
