@@ -28,7 +28,7 @@ from dra.cdi.node_making import (
     node_parameters,
     run_program,
 )
-from dra.errors import StackError
+from dra.cdi.node_rules import CONTROL_NODES, NodeRule, gpu_rule, missing_nodes_error
 from dra.host.paths import HostPaths, join_root
 from dra.host.pci import drm_nodes
 from dra.host.proc import FRONTEND_NAMES, device_majors
@@ -44,37 +44,11 @@ _log = get_logger(room="cdi")
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRule:
-    """A node the driver may have: its path below the dev root, the drivers whose major it has, its minor."""
-
-    path: str
-    drivers: tuple[str, ...]
-    minor: int
-    required: bool = True
-    mode: int = 0o666
-    default_major: int | None = None
-
-
-# Source: NVIDIA's open kernel modules (nvidia 255 and 254 are control and modeset, uvm 0 and 1).
-CONTROL_NODES = (
-    NodeRule("/dev/nvidia-modeset", ("nvidia-modeset", *FRONTEND_NAMES), 254, required=False),
-    NodeRule("/dev/nvidia-uvm", ("nvidia-uvm",), 0),
-    NodeRule("/dev/nvidia-uvm-tools", ("nvidia-uvm",), 1, required=False),
-    NodeRule("/dev/nvidiactl", ("nvidiactl", *FRONTEND_NAMES), 255),
-)
-
-
-@dataclass(frozen=True, slots=True)
 class ClaimNodes:
     """What a claim's containers get of /dev: the control nodes, and each GPU's by minor number."""
 
     control: tuple[DeviceNode, ...]
     gpus: dict[int, GpuNodes]
-
-
-def gpu_rule(minor: int) -> NodeRule:
-    """Give the rule of a GPU's own node."""
-    return NodeRule(f"/dev/nvidia{minor}", FRONTEND_NAMES, minor)
 
 
 class NodeSource:
@@ -103,7 +77,7 @@ class NodeSource:
                 found = self._look(rules, root)
             still = [rule for rule in missing if rule.path not in found]
             if still:
-                raise self._missing(still, root[1])
+                raise missing_nodes_error(self._paths, still, root)
         control = tuple(found[rule.path] for rule in CONTROL_NODES if rule.path in found)
         nodes = {
             minor: self._gpu_nodes(found[gpu_rule(minor).path], address, root)
@@ -190,33 +164,6 @@ class NodeSource:
             return
         _log.info("device_node_made", node=str(path), major=major, minor=rule.minor)
         link_by_number(view, rule.path, major, minor=rule.minor)
-
-    def _missing(self, rules: Sequence[NodeRule], dev_root: str) -> StackError:
-        names = [rule.path if dev_root == "/" else join_root(dev_root, rule.path) for rule in rules]
-        majors = device_majors(self._paths)
-        unloaded = sorted(
-            {rule.drivers[0] for rule in rules if not any(name in majors for name in rule.drivers)}
-        )
-        if unloaded:
-            why = f"the kernel module of {', '.join(unloaded)} is not loaded"
-            remedy = (
-                "Load it (modprobe nvidia-uvm, or nvidia-modprobe -u -c 0 on the node); the call is retried."
-            )
-        elif not may_make_nodes(self._paths):
-            why = "the driver was told not to make device nodes (ModifyDeviceFiles: 0)"
-            remedy = "Let udev make it, or load the nvidia module without NVreg_ModifyDeviceFiles=0."
-        else:
-            why = "it could not be made"
-            remedy = (
-                "Run nvidia-modprobe -u -c 0 on the node, or nvidia-smi once; the plugin has to be privileged and to "
-                "see the host's /dev. The call is retried."
-            )
-        what = (
-            f"the device node {names[0]} is"
-            if len(names) == 1
-            else f"the device nodes {', '.join(names)} are"
-        )
-        return StackError("DRA-DEVICE-NODE-MISSING", f"{what} missing and {why}", remedy=remedy, nodes=names)
 
 
 def read_node(root: Path, path: str, *, stand_ins: bool) -> DeviceNode | None:
