@@ -6,6 +6,7 @@ being evaluated and paid for. It decides the same as the closures of `planner`; 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dra.cel import types as t
@@ -55,24 +56,25 @@ class Interpreter:
         constants = self.plan.constants
         if id(node) in constants:
             return constants[id(node)]
-        match node:
-            case Literal():
-                return node.value
-            case Ident():
-                return self._chain(node, head=1)
-            case Select():
-                return self._has(node) if node.test else self._chain(node, head=1)
-            case Call():
-                return self._call(node)
-            case ListNode():
-                return self._list(node)
-            case MapNode():
-                return self._map(node)
-            case StructNode():
-                return self._struct(node)
-            case Fold():
-                return self._bind(node) if node.macro == "bind" else self._fold(node)
-        raise AssertionError(node)
+        return _VISITS[type(node)](self, node)
+
+    def _literal(self, node: Literal) -> Any:
+        return node.value
+
+    def _ident(self, node: Ident) -> Any:
+        if node.name not in t.TYPE_IDENTS:
+            # The usual case, a variable that holds a plain value, without the detour over chains.
+            for scope in reversed(self.scopes):
+                if node.name in scope:
+                    value = scope[node.name]
+                    if type(value) is _Lazy:
+                        break
+                    self.pay(1)
+                    return value
+        return self._chain(node, head=1)
+
+    def _select(self, node: Select) -> Any:
+        return self._has(node) if node.test else self._chain(node, head=1)
 
     # -- names, fields, indexes
 
@@ -301,6 +303,9 @@ class Interpreter:
 
     # -- comprehensions
 
+    def _comprehension(self, node: Fold) -> Any:
+        return self._bind(node) if node.macro == "bind" else self._fold(node)
+
     def _bind(self, node: Fold) -> Any:
         self.scopes.append({node.accu: _Lazy(self, node.init, list(self.scopes))})
         result = self.visit(node.result)
@@ -332,6 +337,18 @@ class Interpreter:
         result = self.visit(node.result)
         self.scopes.pop()
         return result
+
+
+_VISITS: dict[type[Node], Callable[[Interpreter, Any], Any]] = {
+    Literal: Interpreter._literal,
+    Ident: Interpreter._ident,
+    Select: Interpreter._select,
+    Call: Interpreter._call,
+    ListNode: Interpreter._list,
+    MapNode: Interpreter._map,
+    StructNode: Interpreter._struct,
+    Fold: Interpreter._comprehension,
+}
 
 
 class _Lazy:

@@ -16,6 +16,7 @@ from dra.cel.tree import Call, Ident, ListNode, Literal, MapNode, Node, Select, 
 from dra.cel.values import MAX_INT, MAX_UINT, MIN_INT, Uint
 
 MAX_DEPTH = 250
+TOO_DEEP = f"expression recursion limit exceeded: {MAX_DEPTH}"
 _RESERVED = frozenset(
     {
         "as", "break", "const", "continue", "else", "for", "function", "if", "import", "let", "loop", "package",
@@ -45,9 +46,9 @@ def parse(source: str) -> tuple[Node | None, tuple[Issue, ...]]:
     except _Stop:
         pass
     except RecursionError:
-        parser.too_deep = True
+        parser.too_deep = TOO_DEEP
     if parser.too_deep:
-        return None, (Issue(-1, 0, f"expression recursion limit exceeded: {MAX_DEPTH}"),)
+        return None, (Issue(-1, 0, parser.too_deep),)
     if parser.problems:
         return None, place(source, parser.problems)
     return node, ()
@@ -68,7 +69,7 @@ class _Parser:
         self.problems = problems
         self.index = 0
         self.depth = 0
-        self.too_deep = False
+        self.too_deep = ""
 
     def whole(self) -> Node:
         node = self.expression()
@@ -107,13 +108,21 @@ class _Parser:
         node.start, node.end = start, last.at + len(last.text)
         return node
 
+    def nest(self, node: Node, *parts: Node, by: int = 0) -> Node:
+        """Note how deeply operators nest below a node; too deep ends the parse."""
+        node.depth = max([part.depth for part in parts], default=0) + by
+        if node.depth > MAX_DEPTH:
+            self.too_deep = "max recursion depth exceeded"
+            raise _Stop
+        return node
+
     # -- grammar
 
     def expression(self, *, ternary: bool = True) -> Node:
         """expr: conditionalOr ('?' conditionalOr ':' expr)?"""
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            self.too_deep = True
+            self.too_deep = TOO_DEEP
             raise _Stop
         start = self.token.at
         node = self.binary()
@@ -122,7 +131,8 @@ class _Parser:
             then = self.expression(ternary=False)
             self.need(":")
             otherwise = self.expression()
-            node = self.end_of(Call(question.at, "_?_:_", [node, then, otherwise]), start)
+            parts = [node, then, otherwise]
+            node = self.end_of(self.nest(Call(question.at, "_?_:_", parts), *parts, by=1), start)
         self.depth -= 1
         return node
 
@@ -148,11 +158,11 @@ class _Parser:
             # Long chains of && and || stay flat: one call with many terms decides the same.
             chain = Call(left.at, name, [*left.args, right])
             chain.start, chain.end = left.start, right.end
-            operands.append(chain)
+            operands.append(self.nest(chain, left, right))
             return
         node = Call(at, name, [left, right])
         node.start, node.end = left.start, right.end
-        operands.append(node)
+        operands.append(self.nest(node, left, right, by=int(level > 2)))
 
     def operand(self) -> Node:
         """Unary and member: `!x`, `-x`, a primary and what follows it."""
@@ -189,12 +199,14 @@ class _Parser:
                 optional = self.take("?")
                 index = self.expression()
                 self.need("]")
-                node = Call(token.at, "_[?_]" if optional else "_[_]", [node, index])
+                name = "_[?_]" if optional else "_[_]"
+                node = self.nest(Call(token.at, name, [node, index]), node, index, by=1)
             else:
                 break
             self.end_of(node, member_start)
         if folds % 2:
-            node = self.end_of(Call(start, "!_" if sign.kind == "!" else "-_", [node]), start)
+            name = "!_" if sign.kind == "!" else "-_"
+            node = self.end_of(self.nest(Call(start, name, [node]), node), start)
         return node
 
     def name(self) -> Node:
@@ -215,7 +227,7 @@ class _Parser:
             return self.end_of(Ident(start, dot + token.text), start)
         args = self.arguments()
         node = self.macro(bracket.at, token.text, None, args) if not dot else None
-        return self.end_of(node or Call(bracket.at, dot + token.text, args), start)
+        return self.end_of(self.nest(node or Call(bracket.at, dot + token.text, args), *args), start)
 
     def member(self, operand: Node) -> Node:
         dot = self.need(".")
@@ -228,14 +240,13 @@ class _Parser:
         self.index += 1
         if optional is not None:
             field = Literal(token.at, token.text)
-            return Call(dot.at, "_?._", [operand, field])
+            return self.nest(Call(dot.at, "_?._", [operand, field]), operand, by=1)
         bracket = self.take("(") if token.kind == "ident" else None
         if bracket is None:
-            return Select(dot.at, operand, token.text)
+            return self.nest(Select(dot.at, operand, token.text), operand, by=1)
         args = self.arguments()
-        return self.macro(bracket.at, token.text, operand, args) or Call(
-            bracket.at, token.text, args, operand
-        )
+        node = self.macro(bracket.at, token.text, operand, args)
+        return self.nest(node or Call(bracket.at, token.text, args, operand), operand, *args, by=1)
 
     def macro(self, at: int, name: str, target: Node | None, args: list[Node]) -> Node | None:
         try:
@@ -281,7 +292,9 @@ class _Parser:
             if not self.take(","):
                 break
         self.need("}")
-        return self.end_of(StructNode(brace.at, name, fields), start)
+        return self.end_of(
+            self.nest(StructNode(brace.at, name, fields), *[field[2] for field in fields]), start
+        )
 
     def list_literal(self) -> Node:
         start = self.need("[").at
@@ -294,7 +307,7 @@ class _Parser:
             if not self.take(","):
                 break
         self.need("]")
-        return self.end_of(ListNode(start, elements, frozenset(optional)), start)
+        return self.end_of(self.nest(ListNode(start, elements, frozenset(optional)), *elements), start)
 
     def map_literal(self) -> Node:
         start = self.need("{").at
@@ -307,7 +320,8 @@ class _Parser:
             if not self.take(","):
                 break
         self.need("}")
-        return self.end_of(MapNode(start, entries), start)
+        parts = [part for key, value, _ in entries for part in (key, value)]
+        return self.end_of(self.nest(MapNode(start, entries), *parts), start)
 
     def literal(self) -> Node:
         start = self.token.at

@@ -28,10 +28,10 @@ class RegexProblem(Exception):  # noqa: N818
 class Pattern:
     """A compiled pattern; `span` gives the leftmost match."""
 
-    __slots__ = ("_automaton", "_degree", "_piece", "_search")
+    __slots__ = ("_automaton", "_degree", "_search", "piece")
 
     def __init__(self, piece: Piece) -> None:
-        self._piece = piece
+        self.piece = piece
         self._degree = backtracking(piece)
         self._search = re.compile(write(piece)).search
         self._automaton: Automaton | None = None
@@ -42,7 +42,7 @@ class Pattern:
             match = self._search(text, start)
             return match.span() if match else None
         if self._automaton is None:
-            self._automaton = Automaton(self._piece)
+            self._automaton = Automaton(self.piece)
         return self._automaton.search(text, start)
 
 
@@ -74,7 +74,7 @@ def compile_pattern(pattern: str) -> Pattern:
     try:
         compiled = Pattern(_Translator(pattern).run())
         if compiled._degree:
-            Automaton(compiled._piece)
+            Automaton(compiled.piece)
     except (re.error, OverflowError, RecursionError, TooLargeError):
         raise RegexProblem(f"error parsing regexp: expression too large: `{pattern}`") from None
     return compiled

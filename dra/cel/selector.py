@@ -18,7 +18,7 @@ from dra.cel.device import DeviceView
 from dra.cel.errors import CelCompileError, CelEvalError, CostExceeded, Failure, Issue
 from dra.cel.estimate import estimate_cost
 from dra.cel.interpreter import Interpreter
-from dra.cel.parser import parse, place
+from dra.cel.parser import TOO_DEEP, parse, place
 from dra.cel.planner import InstantiationError, Plan
 from dra.cel.trace import SubTerm, explain_terms
 from dra.cel.tree import Node
@@ -172,8 +172,7 @@ def compile_selector(
 
 
 def _too_deep(expression: str) -> CelCompileError:
-    issue = Issue(-1, 0, "expression recursion limit exceeded: 250")
-    return _failed(expression, (issue,))
+    return _failed(expression, (Issue(-1, 0, TOO_DEEP),))
 
 
 def _failed(expression: str, issues: tuple[Issue, ...]) -> CelCompileError:

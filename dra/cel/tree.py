@@ -10,14 +10,19 @@ from dra.cel.types import CelType
 
 
 class Node:
-    """A node; `at` and `end` are offsets in code points, `kind` is the static type once checked."""
+    """A node.
 
-    __slots__ = ("at", "end", "kind", "start")
+    `at` is the place of problems, `start` to `end` the text, in code points. `depth` counts nested operators, selections and
+    member calls. `kind` is the static type once checked.
+    """
+
+    __slots__ = ("at", "depth", "end", "kind", "start")
 
     def __init__(self, at: int) -> None:
         self.at = at
         self.start = at
         self.end = at
+        self.depth = 0
         self.kind: CelType | None = None
 
 

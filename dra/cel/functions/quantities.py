@@ -52,6 +52,7 @@ _FORM = re.compile(
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _EXPONENT = re.compile(r"[eE]([+-]?[0-9]+)", re.ASCII)
+_LONG_NUMBER = re.compile(r"(?:^|[.-])[0-9]{30}", re.ASCII)
 _MAX_EXPONENT = 200_000
 
 
@@ -285,6 +286,9 @@ def parse_semver(text: str) -> CelSemver:
         Failure: semver_parse, with the wording of the Go library.
     """
     try:
+        if _LONG_NUMBER.search(text):
+            # Far beyond 64 bits; Python would not even read it.
+            raise Failure("semver_parse", f"strconv.ParseUint: parsing {text[:40]!r}…: value out of range")
         version = Semver.parse(text)
     except ValueFormatError:
         raise Failure("semver_parse", _semver_problem(text)) from None
