@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dra.sim.apiserver import bodies, deletion, discovery, read, tables, write
-from dra.sim.apiserver.call import Call
+from dra.sim.apiserver.call import Call, check_write_options
 from dra.sim.apiserver.exchange import Request, Response, dump, text
 from dra.sim.apiserver.kinds import table as kind_table
 from dra.sim.apiserver.kinds.base import CelCheck, Rules, Strategy
@@ -96,10 +96,6 @@ class Api:
             found = kind_table.strategy_for(resource, self.rules)
             self._strategies[resource.key] = found
         return found
-
-    def admit(self, call: Call, new: Json, old: Json | None) -> None:
-        """Run what the real server's admission plug-ins do."""
-        kind_table.admit(self, call, new, old)
 
     def created(self, call: Call, obj: Json) -> None:
         """Do what controllers do at once after a creation."""
@@ -212,6 +208,8 @@ class Api:
     def _verb(self, call: Call, verb: str) -> Response:
         if call.subresource not in {"", "status"} or call.resource.verbs == ("create",):
             return kind_table.answer_special(self, call, verb)
+        if verb in _OPTIONS:
+            check_write_options(call, _OPTIONS[verb])
         if verb == "get":
             return self.reply(call, read.get(self, call))
         if verb == "watch":
@@ -271,6 +269,9 @@ def to_yaml(body: Any) -> bytes:
 
 def _page_not_found() -> PageNotFound:
     return PageNotFound()
+
+
+_OPTIONS = {"create": "CreateOptions", "update": "UpdateOptions", "patch": "PatchOptions"}
 
 
 class PageNotFound(ApiFailure):

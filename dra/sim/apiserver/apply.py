@@ -70,7 +70,8 @@ def track_update(api: Api, call: Call, new: Json, old: Json) -> None:
     if given is not None and all(not entry for entry in given):
         new["metadata"].pop("managedFields", None)
         return
-    known = managers.read(old)
+    # A write may set the list itself (kubectl does so when it turns to server-side apply).
+    known = managers.read(new) if given and not call.subresource else managers.read(old)
     if not known:
         new["metadata"].pop("managedFields", None)
         return

@@ -77,7 +77,11 @@ def create(api: Api, call: Call, body: Json, *, tracker: Any = None) -> Json:
         if strategy.generation:
             meta["generation"] = 1
         strategy.prepare_create(obj, call)
-        api.admit(call, obj, None)
+        # Managers own what they sent and its defaults, not what admission adds.
+        tracked = pruned(call, obj)
+        (tracker or apply.track_create)(api, call, tracked)
+        owners = tracked["metadata"].pop("managedFields", None)
+        strategy.admit_create(obj, call)
         causes = [
             *validate_meta(obj, resource, strategy),
             *strategy.validate_create(obj, call),
@@ -88,7 +92,8 @@ def create(api: Api, call: Call, body: Json, *, tracker: Any = None) -> Json:
             )
         warn(strategy, obj, None, call)
         obj = pruned(call, obj)
-        (tracker or apply.track_create)(api, call, obj)
+        if owners:
+            obj["metadata"]["managedFields"] = owners
         key = (meta.get("namespace", "") if resource.namespaced else "", meta["name"])
         existing = api.storage.get(resource.key, key)
         if existing is not None:
@@ -215,7 +220,6 @@ def update(
             strategy.prepare_status(new, old, call)
         else:
             strategy.prepare_update(new, old, call)
-        api.admit(call, new, old)
         causes = [*validate_meta(new, resource, strategy), *validate_meta_update(new, old)]
         causes += (
             strategy.validate_status(new, old, call)

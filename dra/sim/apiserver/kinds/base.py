@@ -60,6 +60,9 @@ class Strategy:
             ref = call.resource.versions.get(call.resource.storage, "")
             new["status"] = decode({}, ref, Findings()).get("status") or {} if ref else {}
 
+    def admit_create(self, new: Json, call: Call) -> None:
+        """Add what admission adds: nobody owns it."""
+
     def validate_create(self, new: Json, call: Call) -> list[Cause]:
         """Find what is wrong with a new object."""
         return []

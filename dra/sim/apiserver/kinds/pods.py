@@ -136,9 +136,14 @@ class PodStrategy(Strategy):
         if spec.get("enableServiceLinks") is None:
             spec["enableServiceLinks"] = True
         new["status"] = {"phase": "Pending", "qosClass": qos_class(spec)}
-        self._admit(new, spec)
 
-    def _admit(self, new: Json, spec: Json) -> None:
+    def admit_create(self, new: Json, call: Call) -> None:
+        """Add service account, token, priority and the usual tolerations.
+
+        Raises:
+            ApiFailure: 403, the account or the priority class is not there.
+        """
+        spec = new["spec"]
         namespace = new["metadata"].get("namespace") or ""
         name = spec.get("serviceAccountName") or "default"
         account = self.rules.read("/serviceaccounts", (namespace, name))
@@ -187,6 +192,8 @@ class PodStrategy(Strategy):
         new["status"] = old.get("status") or {}
         spec = new.setdefault("spec", {})
         default_spec(spec)
+        if spec.get("enableServiceLinks") is None:
+            spec["enableServiceLinks"] = True
 
     def validate_update(self, new: Json, old: Json, call: Call) -> list[Cause]:
         """Only images, the deadline, the grace period and more tolerations."""

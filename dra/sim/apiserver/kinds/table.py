@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dra.sim.apiserver.call import Call
 from dra.sim.apiserver.exchange import Response
-from dra.sim.apiserver.kinds import core, custom, dra, pods, special
+from dra.sim.apiserver.kinds import core, custom, dra, pods, special, workloads
 from dra.sim.apiserver.kinds.base import Rules, Strategy
 from dra.sim.apiserver.registry import DRA, Resource
 from dra.sim.apiserver.status import ApiFailure
@@ -27,6 +27,11 @@ _STRATEGIES: dict[str, type[Strategy]] = {
     "/configmaps": core.ConfigMapStrategy,
     "/secrets": core.SecretStrategy,
     "coordination.k8s.io/leases": core.LeaseStrategy,
+    "apps/deployments": workloads.WorkloadStrategy,
+    "apps/replicasets": workloads.WorkloadStrategy,
+    "apps/statefulsets": workloads.WorkloadStrategy,
+    "apps/daemonsets": workloads.WorkloadStrategy,
+    "batch/jobs": workloads.WorkloadStrategy,
     "/events": core.EventStrategy,
     "resource.k8s.io/resourceslices": dra.SliceStrategy,
     "resource.k8s.io/resourceclaims": dra.ClaimStrategy,
@@ -76,10 +81,6 @@ def created(api: Api, call: Call, obj: Json) -> None:
 def call_key(obj: Json) -> tuple[str, str]:
     """Give where an object is kept."""
     return (obj["metadata"].get("namespace") or "", obj["metadata"]["name"])
-
-
-def admit(api: Api, call: Call, new: Json, old: Json | None) -> None:
-    """Run what the real server's admission plug-ins do."""
 
 
 def answer_special(api: Api, call: Call, verb: str) -> Response:
