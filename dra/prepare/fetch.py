@@ -8,6 +8,7 @@ its deadline; the number of such threads is bounded.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -43,7 +44,7 @@ class ClaimFetcher:
         self._pool = WorkerPool("claim-fetch", limit=threads)
         # A call that ends at once runs its callback in this thread.
         self._mutex = threading.RLock()
-        self._background: dict[str, Future[Mapping[str, Any]]] = {}
+        self._background: dict[str, tuple[Future[Mapping[str, Any]], float]] = {}
 
     def fetch(self, ref: ClaimRef) -> Mapping[str, Any]:
         """Give the claim.
@@ -72,21 +73,22 @@ class ClaimFetcher:
     def fetch_if_quick(self, ref: ClaimRef) -> Mapping[str, Any] | None:
         """Give the claim if the API server has it ready within 40 ms; None where it does not answer.
 
-        One call a claim at most is under way, however often this is asked.
+        One call a claim at most is under way, however often this is asked; the 40 ms are that call's, so that
+        only the first of many questions waits for a server that hangs.
 
         Raises:
             ClaimError: DRA-CLAIM-NOT-FOUND, which is an answer.
         """
         with self._mutex:
-            future = self._background.get(ref.uid)
+            future, began = self._background.get(ref.uid, (None, time.monotonic()))
             if future is None:
                 future = self._pool.submit(
                     lambda: self._source.get(ref.namespace, ref.name, _BACKGROUND_SECONDS)
                 )
-                self._background[ref.uid] = future
+                self._background[ref.uid] = future, began
                 future.add_done_callback(lambda ended: self._forget(ref.uid, ended))
         try:
-            return future.result(self._record_wait_seconds)
+            return future.result(max(0.0, began + self._record_wait_seconds - time.monotonic()))
         except FutureTimeoutError:
             future.cancel()
             return None
@@ -100,5 +102,5 @@ class ClaimFetcher:
 
     def _forget(self, uid: str, ended: Future[Mapping[str, Any]]) -> None:
         with self._mutex:
-            if self._background.get(uid) is ended:
+            if self._background.get(uid, (None, 0.0))[0] is ended:
                 del self._background[uid]

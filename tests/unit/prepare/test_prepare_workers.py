@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 from prepare_fakes import FakeApi, make_claim, uid_of, wait_until
@@ -83,6 +84,21 @@ def test_a_quick_answer_is_taken_and_a_slow_one_is_not_waited_for():
     # The late answer is dropped: the next question is asked anew.
     assert fetcher.fetch_if_quick(REF) is not None
     assert api.gets["one"] == 3
+
+
+def test_only_the_first_of_many_questions_waits_for_a_server_that_hangs():
+    api = FakeApi()
+    api.put(make_claim(REF))
+    api.hang()
+    fetcher = ClaimFetcher(api, record_wait_seconds=0.2)
+    began = time.monotonic()
+    for _ in range(20):
+        assert fetcher.fetch_if_quick(REF) is None
+    assert 0.2 <= time.monotonic() - began < 0.4
+    assert api.gets["one"] == 1
+    api.release()
+    wait_until(lambda: api.waiting == 0)
+    assert fetcher.fetch_if_quick(REF) is not None
 
 
 def test_a_claim_that_is_gone_is_an_answer_even_when_asked_quickly():
