@@ -164,6 +164,28 @@ class Engine:
         self._log.info("claim_released", claim=str(ref), claim_uid=uid, reason=reason)
         return True
 
+    def restore_spec(self, expected: Record, *, wait_seconds: float = 0.5) -> bool:
+        """Write the CDI spec of a prepared claim again if it is gone; whether that was needed. No API.
+
+        No prepare call does it: the kubelet makes none for a container that it restarts, nor for the second pod
+        of a claim. Nothing is done if the record is no longer `expected`.
+
+        Raises:
+            DraError: what keeps it from being written.
+        """
+        ref = expected.ref
+        if self.cdi.path(ref.uid).exists() or not expected.is_complete(self._settings.boot_id):
+            return False
+        view = _view_of(expected)
+        inventory = self._inventory_for(view)
+        with self._locked(ref, _gpus_of(expected), "restoring", wait_seconds):
+            self.store.refresh()
+            if self.store.get(ref.uid) != expected or self.cdi.path(ref.uid).exists():
+                return False
+            self._bring_about(ref, view, inventory, expected)
+        self._log.warning("cdi_spec_restored", claim=str(ref), claim_uid=ref.uid)
+        return True
+
     # -- prepare -----------------------------------------------------------------------------------------
 
     def _prepare(self, ref: ClaimRef) -> PrepareOutcome:
@@ -222,9 +244,7 @@ class Engine:
             claim = self._fetcher.fetch_if_quick(ref)
             if claim is None:
                 self._log.info("claim_served_from_record", claim=str(ref), claim_uid=ref.uid)
-                return ClaimView(
-                    ref, True, record.results, record.configs, reserved_for=record.consumers
-                )  # fmt: skip
+                return _view_of(record)
         else:
             claim = self._fetcher.fetch(ref)
         view = parse_claim(claim, driver=self._settings.driver)
@@ -383,10 +403,13 @@ class Engine:
 
     def _each(self, refs: Sequence[ClaimRef], call: Callable[[ClaimRef], T]) -> dict[str, T]:
         wanted = list({ref.uid: ref for ref in refs}.values())
-        if len(wanted) <= 1:
-            return {ref.uid: call(ref) for ref in wanted}
-        futures = [(ref.uid, self._pool.submit(lambda ref=ref: call(ref))) for ref in wanted]  # type: ignore[misc]
-        return {uid: future.result() for uid, future in futures}
+        if not wanted:
+            return {}
+        futures = [(ref.uid, self._pool.submit(lambda ref=ref: call(ref))) for ref in wanted[1:]]  # type: ignore[misc]
+        return {
+            wanted[0].uid: call(wanted[0]),
+            **{uid: future.result() for uid, future in futures},
+        }
 
     def _as_dra_error(self, error: Exception, verb: str, ref: ClaimRef) -> DraError:
         if isinstance(error, DraError):
@@ -409,6 +432,11 @@ class Engine:
                 "it is rebuilt, until then its devices count as held",
             )
         )
+
+
+def _view_of(record: Record) -> ClaimView:
+    """Give the claim as it was when it was prepared."""
+    return ClaimView(record.ref, True, record.results, record.configs, reserved_for=record.consumers)
 
 
 def _gpus_of(record: Record | None) -> list[str]:

@@ -26,6 +26,8 @@ from dra.prepare.store import Damage
 from dra.telemetry.log import error_fields, get_logger
 
 INTERVAL_SECONDS = 30.0
+# How often it is looked whether the CDI specs are there: containers that start in between fail, and are tried again.
+SPEC_SECONDS = 5.0
 # How long a device whose claim is gone is left to processes that still use it.
 IN_USE_GRACE_SECONDS = 600.0
 _API_SECONDS = 5.0
@@ -105,7 +107,20 @@ class Janitor:
                     report.api_answered = False
                     self._log.info("sweep_incomplete", **error_fields(error))
             self._sweep_files()
+        self.restore_specs()
         return report
+
+    def restore_specs(self) -> int:
+        """Write the CDI specs of prepared claims that somebody removed; how many."""
+        restored = 0
+        for record in self._engine.store.records():
+            try:
+                restored += self._engine.restore_spec(record)
+            except DraError as error:
+                self._log.warning(
+                    "cdi_spec_not_restored", **{"claim": str(record.ref), **error_fields(error)}
+                )
+        return restored
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -114,7 +129,18 @@ class Janitor:
                 self.sweep()
             except Exception:  # marked border: the thread lives on
                 self._log.exception("sweep_bug")
-            self._wake.wait(self._interval_seconds)
+            self._pause()
+
+    def _pause(self) -> None:
+        """Wait for the next sweep."""
+        seconds = min(SPEC_SECONDS, self._interval_seconds)
+        for _ in range(round(self._interval_seconds / seconds)):
+            if self._wake.wait(seconds):
+                return
+            try:
+                self.restore_specs()
+            except Exception:  # marked border: the thread lives on
+                self._log.exception("sweep_bug")
 
     # -- records -----------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from prepare_fakes import Killed, make_claim, result, uid_of, wait_until
+from prepare_fakes import Killed, make_claim, make_inventory, result, uid_of, wait_until
 
 from dra.api.claim import ClaimRef
 from dra.errors import KubeError
@@ -332,3 +332,43 @@ def test_a_release_killed_anywhere_is_finished_by_the_next_sweep(node, step):
     node.restart()
     node.janitor().sweep()
     assert node.files() == []
+
+
+def test_a_cdi_spec_that_somebody_removed_is_written_again_without_the_api(node):
+    ref = node.claim(1, "gpu-0", "gpu-1")
+    node.prepared(ref)
+    before, record = node.cdi_file(ref).read_bytes(), node.record(ref)
+    node.cdi_file(ref).unlink()
+    node.api.down = True
+    assert node.janitor().restore_specs() == 1
+    assert node.cdi_file(ref).read_bytes() == before
+    assert node.record(ref)["state"] == record["state"]
+    assert node.janitor().restore_specs() == 0
+
+
+def test_the_spec_of_a_claim_that_was_unprepared_meanwhile_is_not_written(node):
+    ref = node.claim(1, "gpu-0")
+    node.prepared(ref)
+    (record,) = node.the_engine.store.records()
+    node.unprepare(ref)
+    assert node.the_engine.restore_spec(record) is False
+    assert not node.cdi_file(ref).exists()
+
+
+def test_the_spec_of_a_claim_of_an_earlier_boot_is_left_to_the_next_prepare(node):
+    ref = node.claim(1, "gpu-0")
+    node.prepared(ref)
+    node.reboot()
+    assert node.janitor().restore_specs() == 0
+    assert not node.cdi_file(ref).exists()
+
+
+def test_one_spec_that_cannot_be_written_does_not_keep_the_others_away(node):
+    lost, kept = node.claim(1, "gpu-7"), node.claim(2, "gpu-0")
+    for ref in (lost, kept):
+        node.prepared(ref)
+        node.cdi_file(ref).unlink()
+    node.inventory = node.fresh = make_inventory(7)
+    assert node.janitor().restore_specs() == 1
+    assert node.cdi_file(kept).exists()
+    assert not node.cdi_file(lost).exists()
