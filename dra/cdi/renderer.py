@@ -26,6 +26,7 @@ from dra.host.driver_catalog import DriverCatalog
 from dra.host.driver_files import DriverFiles
 from dra.host.driver_lists import CAPABILITIES, DEFAULT_CAPABILITIES
 from dra.host.paths import HostPaths, strip_root
+from dra.host.shared_look import SharedLook
 from dra.telemetry.log import get_logger
 
 _log = get_logger(room="cdi")
@@ -59,6 +60,8 @@ class CdiRenderer:
         self._nodes = NodeSource(paths, runner=runner)
         self._files = SpecFiles(paths.cdi_root, driver=self._options.driver)
         self._edits: _Kept | None = None
+        # By driver version; claims that are prepared at once share one look at the driver's files.
+        self._looks: dict[str, SharedLook[_Kept]] = {}
         self._warned: set[str] = set()
 
     @property
@@ -80,7 +83,7 @@ class CdiRenderer:
         wanted = [_as_cdi_device(device) for device in devices]
         # Nodes first: making them loads the modules, which fills in the driver's version.
         nodes = self._nodes.get({device.gpu_minor: device.pci_address for device in wanted})
-        kept = self._present_edits(driver_version)
+        kept = self._look(driver_version).get()
         return complete_claim_spec(
             claim_uid=claim_uid,
             devices=wanted,
@@ -97,6 +100,13 @@ class CdiRenderer:
             HostError: it is there and cannot be read.
         """
         return self._files.needs_rewrite(path, spec)
+
+    def _look(self, driver_version: str) -> SharedLook[_Kept]:
+        look = self._looks.get(driver_version)
+        if look is None:
+            fresh = SharedLook(lambda: self._present_edits(driver_version))
+            look = self._looks.setdefault(driver_version, fresh)
+        return look
 
     def _present_edits(self, driver_version: str) -> _Kept:
         """Give the driver's files and edits of which every mount source was just seen."""

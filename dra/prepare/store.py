@@ -20,6 +20,7 @@ from pathlib import Path
 from dra.api.claim import ClaimRef
 from dra.errors import HostError, RecordError
 from dra.host.files import ensure_dir, host_error, is_leftover, remove_durable, write_durable
+from dra.host.shared_look import SharedLook
 from dra.prepare.holds import Hold
 from dra.prepare.model import is_safe_uid
 from dra.prepare.record import Record, decode_record, encode_record
@@ -78,6 +79,7 @@ class RecordStore:
         self._aside: set[str] = set()
         self._seen_at: int | None = None
         self._mutex = threading.Lock()
+        self._look = SharedLook(self._refresh)
         self._log = get_logger()
 
     def open(self) -> None:
@@ -101,6 +103,13 @@ class RecordStore:
         Raises:
             HostError: the directory cannot be read.
         """
+        if fully:
+            self._refresh(fully=True)
+        else:
+            # Claims that are prepared at once share one look.
+            self._look.get()
+
+    def _refresh(self, *, fully: bool = False) -> None:
         found: list[Damage] = []
         with self._mutex:
             try:
@@ -228,18 +237,21 @@ class RecordStore:
     # -- below: called with the mutex held ---------------------------------------------------------------
 
     def _scan(self, found: list[Damage]) -> None:
-        present, corrupt = set(), {}
+        present, changed, corrupt = set(), [], {}
         with os.scandir(self._directory) as entries:
             for entry in entries:
                 uid = entry.name.removesuffix(".json")
                 if uid != entry.name and is_safe_uid(uid):
                     present.add(uid)
+                    known = self._files.get(uid)
+                    if known is None or known.signature != _signature_of(entry):
+                        changed.append(uid)
                 elif match := _CORRUPT.fullmatch(entry.name):
                     corrupt[match["uid"]] = Path(entry.path)
         self._aside = set(corrupt)
         for uid in [uid for uid in self._files if uid not in present]:
             del self._files[uid]
-        for uid in present:
+        for uid in changed:
             self._take_in(uid, found)
         for uid, path in corrupt.items():
             # Set aside by an earlier process, which ended before the claim was rebuilt.
@@ -332,6 +344,13 @@ class RecordStore:
         for path in self._directory.glob(f"{uid}.json.corrupt-*"):
             if match := _CORRUPT.fullmatch(path.name):
                 yield int(match["number"]), path
+
+
+def _signature_of(entry: os.DirEntry[str]) -> _Signature | None:
+    try:
+        return _signature(entry.stat(follow_symlinks=False))
+    except OSError:
+        return None  # whoever reads it finds out why
 
 
 def _signature(status: os.stat_result) -> _Signature:
