@@ -2,7 +2,7 @@
 
 * `hooks`: each library at its own place, and NVIDIA's hook program makes the links and runs ldconfig;
 * `soname`: each library mounted under each name it is asked for, in the directories every loader searches: no hook,
-  no ldconfig, works with read-only root file systems and with crun;
+  no ldconfig, works also where hooks cannot (a read-only root file system under a crun before 1.26);
 * `ld-library-path`: the same names in one private directory, and LD_LIBRARY_PATH. It replaces the image's own, so it
   is never chosen by itself.
 
