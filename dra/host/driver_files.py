@@ -82,7 +82,8 @@ class DriverFile:
 class DriverFiles:
     """All that was found under one driver root, ordered by path.
 
-    `machine` is uname's word for what the libraries are for, `library_dirs` the real directories that hold them.
+    `machine` is uname's word for what the libraries are for, `library_dirs` the real directories that hold them,
+    `searched` where libraries were looked for.
     `missing` names libraries that containers will miss (`libcuda.so.580.95.05`); `assumed` are paths of libraries that
     were taken although their names do not give the driver's version, as a stand-in's.
     """
@@ -130,6 +131,7 @@ def find_driver_files(
             raise missing_error(paths, search.searched, f"lib*.so.{version or '<version>'}")
         libraries = _with_stand_ins(search, libraries, taken)
         directories = tuple(dict.fromkeys((*directories, *(dirname(one.path) or "/" for one in taken))))
+    searched = tuple(search.searched)
     stems = {one.stem for one in taken}
     machine = _machine(search, libraries, directories) or machine
     return DriverFiles(
@@ -141,7 +143,7 @@ def find_driver_files(
         firmware=_firmware(paths, search, version) if version else (),
         sockets=_sockets(search, stand_ins=paths.stand_in_nodes),
         configuration=_configuration(search),
-        searched=tuple(search.searched),
+        searched=searched,
         watched=tuple(search.watched),
         missing=missing_names([stem for stem in required if stem not in stems], version),
         assumed=tuple(one.path for one in taken),

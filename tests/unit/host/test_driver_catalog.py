@@ -105,6 +105,7 @@ def test_a_node_that_never_had_libcuda_is_used_as_it_is_with_one_warning(settled
     assert warning[:2] == ("warning", "driver_libraries_missing")
     assert warning[2]["missing"] == [f"libcuda.so.{VERSION}"]
     assert f"/{LIB}/lib*.so.{VERSION}" in warning[2]["searched"]
+    assert not any("nvidia-smi" in place for place in warning[2]["searched"])
     assert "--nvidia-driver-root" in warning[2]["remedy"]
 
 
