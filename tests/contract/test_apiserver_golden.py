@@ -250,7 +250,7 @@ def real_sender(server: RealApiServer) -> Send:
 @pytest.mark.parametrize("name", ON_REAL)
 @pytest.mark.timeout(180)
 def test_a_real_server_answers_as_recorded(name: str, real: Send) -> None:
-    results = replay(SCENARIOS[name], real, now=STAMP, patience=5)
+    results = replay(SCENARIOS[name], real, now=STAMP, patience=20)
     unexpected = [
         f"step {r.index}: {r.label}\n    " + "\n    ".join(r.differences)
         for r in results

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from dra.sim.apiserver.gates import taint_rule_versions
+
 ALL_VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
 
 
@@ -230,7 +232,7 @@ DRA = "resource.k8s.io"
 DEPRECATED = {"v1beta1": (35, 38), "v1beta2": (36, 39), "v1alpha3": (36, 39)}
 
 
-def _dra(served: tuple[str, ...]) -> list[Resource]:
+def _dra(served: tuple[str, ...], minor: int) -> list[Resource]:
     def of(plural: str, kind: str, *, namespaced: bool, **more: Any) -> Resource:
         versions = {v: f"resource_{v}.{kind}" for v in served if v != "v1alpha3"}
         return Resource(DRA, plural, kind, namespaced, versions, storage="v1", returns_deleted=True, **more)
@@ -241,7 +243,9 @@ def _dra(served: tuple[str, ...]) -> list[Resource]:
         of("resourceclaimtemplates", "ResourceClaimTemplate", namespaced=True),
         of("resourceslices", "ResourceSlice", namespaced=False),
     ]
-    rules = {v: f"resource_{v}.DeviceTaintRule" for v in served if v in {"v1beta2", "v1alpha3"}}
+    # The rule has had one shape since its first version.
+    shape = "resource_v1beta2.DeviceTaintRule"
+    rules = {v: shape for v in served if v in taint_rule_versions(minor)}
     if rules:
         resources.append(
             Resource(
@@ -250,7 +254,7 @@ def _dra(served: tuple[str, ...]) -> list[Resource]:
                 "DeviceTaintRule",
                 False,
                 rules,
-                storage="v1beta2" if "v1beta2" in rules else "v1alpha3",
+                storage=next(iter(rules)),
                 subresources=_STATUS,
                 returns_deleted=True,
                 hashed=f"{DRA}/v1alpha3/DeviceTaintRule",
@@ -262,9 +266,9 @@ def _dra(served: tuple[str, ...]) -> list[Resource]:
 class Registry:
     """All resources by group, version and plural; custom ones come and go. Safe for threads."""
 
-    def __init__(self, dra_versions: tuple[str, ...]) -> None:
+    def __init__(self, dra_versions: tuple[str, ...], *, minor: int = 36) -> None:
         self._lock = threading.Lock()
-        self._builtin = [*_core(), *_workloads(), *_cluster(), *_dra(dra_versions)]
+        self._builtin = [*_core(), *_workloads(), *_cluster(), *_dra(dra_versions, minor)]
         self.dra_versions = dra_versions
         self._index: dict[tuple[str, str, str], Resource] = {}
         for resource in self._builtin:

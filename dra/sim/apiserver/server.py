@@ -19,7 +19,7 @@ from dra.sim.apiserver.api import Api, Options
 from dra.sim.apiserver.collector import Collector
 from dra.sim.apiserver.exchange import Request, Response
 from dra.sim.apiserver.faults import Faults, RequestLog
-from dra.sim.apiserver.gates import gates_for, served_dra_versions
+from dra.sim.apiserver.gates import Preset, gates_for, served_dra_versions
 from dra.sim.apiserver.http import Listener
 from dra.sim.apiserver.kinds.base import CelCheck
 from dra.sim.apiserver.kinds.custom import follow_definitions
@@ -37,7 +37,8 @@ class SimApiServer:
         host, port: where it listens; port 0 takes a free one (see `url`).
         version: the Kubernetes version it plays, `1.32` to `1.37`: served versions of resource.k8s.io and
             default feature gates follow.
-        features: feature gates that differ from the simulator's defaults, by Kubernetes name.
+        gates: "all" switches on every gate of DRA that the version knows, "default" those of a plain cluster.
+        features: feature gates that differ from that, by Kubernetes name.
         token: the bearer token clients must send; None lets everybody in.
         cel_check: gives what is wrong with a CEL selector, None if nothing. "dra": this project's own compiler; None:
             expressions are not checked.
@@ -56,6 +57,7 @@ class SimApiServer:
         *,
         version: str = "1.36",
         features: Mapping[str, bool] | None = None,
+        gates: Preset = "all",
         dra_versions: tuple[str, ...] | None = None,
         token: str | None = None,
         cel_check: CelCheck | Literal["dra"] | None = "dra",
@@ -67,17 +69,17 @@ class SimApiServer:
     ) -> None:
         minor = int(version.split(".")[1])
         served = dra_versions if dra_versions is not None else served_dra_versions(minor)
-        gates = gates_for(minor, features)
+        on = gates_for(minor, features, preset=gates)
         check: CelCheck | None
         if cel_check == "dra":
             from dra.sim.apiserver.cel import dra_cel_check
 
-            check = dra_cel_check(gates)
+            check = dra_cel_check(on)
         else:
             check = cel_check
         options = Options(
             minor=minor,
-            gates=gates,
+            gates=on,
             dra_versions=served,
             cel_check=check,
             token=token,
@@ -88,7 +90,7 @@ class SimApiServer:
             clock=clock,
         )
         self.storage = Storage()
-        self.registry = Registry(served)
+        self.registry = Registry(served, minor=minor)
         self.storage.subscribe(partial(follow_definitions, self.registry))
         self.api = Api(self.storage, self.registry, options)
         self.collector = Collector(self.api)

@@ -20,7 +20,7 @@ MERGE = "application/merge-patch+json"
 
 @pytest.fixture
 def server() -> Iterator[SimApiServer]:
-    with SimApiServer() as running:
+    with SimApiServer(time_scale=0.2) as running:
         yield running
 
 
