@@ -188,6 +188,40 @@ def test_the_driver_s_files_are_read_only_and_private_to_the_container(place, ru
 
 
 @EVERY_WAY
+def test_sockets_firmware_and_graphics_nodes_are_there_as_well(place, runtime, tier, readonly):
+    paths = make_driver(place)
+    sockets = place / "driver/run/nvidia-persistenced"
+    sockets.mkdir(parents=True)
+    os.mknod(sockets / "socket", stat.S_IFSOCK | 0o666)
+    put(place / f"driver/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin", b"firmware")
+    for name, minor in (("card1", 1), ("renderD129", 129)):
+        (place / f"sys/bus/pci/devices/{ADDRESS}/drm/{name}").mkdir(parents=True)
+        (place / "driver/dev/dri").mkdir(exist_ok=True)
+        os.mknod(place / "driver/dev/dri" / name, stat.S_IFCHR | 0o660, os.makedev(226, minor))
+        os.chown(place / "driver/dev/dri" / name, 0, 44)
+    shown = f"ls -ln /run/nvidia-persistenced/socket; cat /lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin; echo"
+    links = "ls -ln /dev/dri/by-path 2>/dev/null"
+    ran = run(
+        place,
+        written_spec(paths, tier),
+        runtime,
+        readonly=readonly,
+        names=(),
+        more=[("shown", shown), ("links", links)],
+    )
+    socket, firmware = ran.parts["shown"].splitlines()
+    assert socket.startswith("s")
+    assert firmware == "firmware"
+    assert {path: numbers[1:] for path, numbers in ran.nodes.items() if "dri" in path} == {
+        "/dev/dri/card1": (226, 1),
+        "/dev/dri/renderD129": (226, 129),
+    }
+    assert all(" 0 44 " in line for line in ran.parts["nodes"].splitlines() if "/dev/dri/" in line)
+    # Without the hook nobody makes links.
+    assert (f"pci-{ADDRESS}-render -> ../renderD129" in ran.parts["links"]) == (tier == "hooks")
+
+
+@EVERY_WAY
 def test_a_rig_of_one_file_without_a_version_works(place, runtime, tier, readonly):
     put(place / f"driver/{LIB}/libnvidia-ml.so.1", shared_object("libnvidia-ml.so.1", architecture=MACHINE))
     spec = written_spec(make_nodes(place), tier)
