@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from dra.api.claim import AllocatedDevice, OpaqueConfig
+from dra.api.imports import PYDANTIC
 from dra.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -107,9 +108,10 @@ def decode_config(parameters: Mapping[str, Any]) -> BaseModel:
     Raises:
         ConfigError: DRA-CONFIG-API-VERSION, DRA-CONFIG-KIND, DRA-CONFIG-FIELD (all wrong fields, with paths).
     """
-    from pydantic import ValidationError
+    with PYDANTIC:
+        from pydantic import ValidationError
 
-    from dra.api.config_models import KINDS
+        from dra.api.config_models import KINDS
 
     version, kind = parameters.get("apiVersion"), parameters.get("kind")
     if version != GROUP_VERSION:

@@ -361,8 +361,10 @@ try:
 except Exception as error:
     print(error.code)
 heavy = ("kubernetes.client.api.", "kubernetes.client.models.", "kubernetes.aio", "kubernetes.informer", "rich",
-    "aiohttp", "yaml", "requests", "oauthlib", "websocket")
+    "aiohttp", "yaml", "requests", "oauthlib", "websocket", "pydantic")
 print([m for m in sys.modules if m.startswith(heavy)])
+from dra.api.config import decode_config
+print(type(decode_config({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"})).__name__)
 import kubernetes
 print(kubernetes.config.load_kube_config.__name__, kubernetes.client.ApiClient.__name__)
 """
@@ -379,9 +381,12 @@ def test_in_a_pod_only_the_transport_of_the_official_package_is_loaded(tmp_path:
     }
     command = [sys.executable, "-c", LEAN, str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert result.stdout.splitlines() == ["DRA-API-UNREACHABLE", "[]", "load_kube_config ApiClient"], (
-        result.stderr
-    )
+    assert result.stdout.splitlines() == [
+        "DRA-API-UNREACHABLE",
+        "[]",
+        "GpuConfig",
+        "load_kube_config ApiClient",
+    ], result.stderr
 
 
 def test_an_error_survives_being_sent_to_another_process() -> None:
