@@ -216,7 +216,8 @@ def test_sockets_firmware_and_graphics_nodes_are_there_as_well(place, runtime, t
         "/dev/dri/card1": (226, 1),
         "/dev/dri/renderD129": (226, 129),
     }
-    assert all(" 0 44 " in line for line in ran.parts["nodes"].splitlines() if "/dev/dri/" in line)
+    drm = [line for line in ran.parts["nodes"].splitlines() if line.startswith("c") and "/dev/dri/" in line]
+    assert all(re.search(r" 0 +44 ", line) for line in drm)
     # Without the hook nobody makes links.
     assert (f"pci-{ADDRESS}-render -> ../renderD129" in ran.parts["links"]) == (tier == "hooks")
 
