@@ -11,7 +11,7 @@ from pathlib import Path
 CONTROL_PLANE = ("etcd", "kube-apiserver")
 SCHEDULING = ("kube-controller-manager", "kube-scheduler")
 NODE = ("kubelet", "containerd", "containerd-shim-runc-v2", "runc", "ctr")
-HOST_PROGRAMS = ("ip", "nsenter", "umount", "ldd", "bash")
+HOST_PROGRAMS = ("ip", "nsenter", "mount", "umount", "ldd", "bash")
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,12 +162,7 @@ class Cluster:
 
         Namespaces stay: they take longer to go than all the rest, and the whole cluster is thrown away.
         """
-        names = {item["metadata"]["name"] for item in self.get("/api/v1/namespaces")["items"]} - _STANDING
-        for name in names:
-            self.control_plane.call("DELETE", f"/api/v1/namespaces/{name}/pods?gracePeriodSeconds=1")
-        wait_until(
-            lambda: not self._all("/api/v1/pods", names), seconds=POD_SECONDS, what="the pods are gone"
-        )
+        names = self.delete_own_pods()
         for name in names:
             for kind in ("resourceclaims", "resourceclaimtemplates"):
                 self.control_plane.call("DELETE", f"{RESOURCE}/namespaces/{name}/{kind}")
@@ -180,6 +175,16 @@ class Cluster:
             wait_until(lambda: not self.drivers.leftovers(), seconds=15, what="nothing is left on the node")
         except AssertionError as error:
             raise AssertionError(f"{error}; there are {self.drivers.leftovers()}") from None
+
+    def delete_own_pods(self) -> set[str]:
+        """Delete the pods of tests and wait until they are gone; gives the namespaces of tests."""
+        names = {item["metadata"]["name"] for item in self.get("/api/v1/namespaces")["items"]} - _STANDING
+        for name in names:
+            self.control_plane.call("DELETE", f"/api/v1/namespaces/{name}/pods?gracePeriodSeconds=1")
+        wait_until(
+            lambda: not self._all("/api/v1/pods", names), seconds=POD_SECONDS, what="the pods are gone"
+        )
+        return names
 
     def _all(self, path: str, namespaces: set[str]) -> list[dict[str, Any]]:
         return [item for item in self.get(path)["items"] if item["metadata"]["namespace"] in namespaces]

@@ -1,4 +1,15 @@
-"""The cluster that all tests of this folder share, and the pods of each test."""
+"""The cluster that all tests of this folder share, and the pods of each test.
+
+What runs depends on what there is; the rest skips and says why.
+
+* `KUBEBUILDER_ASSETS` names a directory with etcd, kube-apiserver and kubectl: what concerns the API alone.
+* Also kube-controller-manager, kube-scheduler, kubelet, containerd with its shim and ctr, and runc in it, and root
+  rights: everything, on a node in a network namespace of its own.
+* `DRA_TEST_DRIVER_ROOT` names the root of an NVIDIA driver, real or a mock with the same C interface: the examples
+  run on its GPUs too. Variables that a mock wants are handed on.
+
+The driver runs with the token of its service account, bound to a pod of its node, under its own role and policy.
+"""
 
 from __future__ import annotations
 

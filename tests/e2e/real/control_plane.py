@@ -30,7 +30,7 @@ _USERS = {
 # What pods with claims need. Others would only take time from the tests.
 _CONTROLLERS = (
     "serviceaccount-token", "serviceaccount", "root-ca-certificate-publisher", "namespace", "garbage-collector",
-    "resourceclaim", "node-lifecycle", "taint-eviction", "device-taint-eviction", "pod-garbage-collector",
+    "resourceclaim", "daemonset", "node-lifecycle", "taint-eviction", "device-taint-eviction", "pod-garbage-collector",
     "validatingadmissionpolicy-status",
 )  # fmt: skip
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -157,8 +156,3 @@ class Drivers:
         """Names of what is left of claims, sorted; empty on a node without pods."""
         folders = (self._plugins / DRIVER / "claims", self._cdi)
         return sorted(path.name for folder in folders if folder.is_dir() for path in folder.iterdir())
-
-
-def now() -> float:
-    """Give the monotonic time."""
-    return time.monotonic()

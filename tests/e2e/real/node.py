@@ -1,7 +1,7 @@
 """A real node: containerd and the kubelet in the network namespace of the test's own.
 
-Everything lies below one directory, also what usually is below /var/lib and /run. Pods get an address on paper from
-a network plugin of three lines: nothing here talks over the pods' network.
+Everything lies below one directory, also what usually is below /var/lib and /run. A network plugin of a few lines
+links each pod to its node: it reaches the API server there, and nothing else.
 """
 
 from __future__ import annotations
@@ -24,12 +24,25 @@ from tests.e2e.real.processes import Program, wait_until
 
 START_SECONDS = 90.0
 
+# Reads the address from the container's id, links the pod to the node, and nothing further.
 _CNI = """#!/bin/sh
+set -e
+inside() {{ nsenter --net="$CNI_NETNS" ip "$@"; }}
+id=$(printf %.8s "$CNI_CONTAINERID")
+case $CNI_COMMAND-$CNI_IFNAME in
+ADD-lo) address=127.0.0.1; inside link set lo up;;
+ADD-*) address=10.244.$((0x$(printf %.2s "$id"))).$((0x${{id#??????}}))
+  ip link add "v$id" type veth peer name "$CNI_IFNAME" netns "$CNI_NETNS"
+  ip link set "v$id" up; ip route replace "$address/32" dev "v$id"
+  inside addr add "$address/32" dev "$CNI_IFNAME"; inside link set "$CNI_IFNAME" up
+  inside route add {node}/32 dev "$CNI_IFNAME"; inside route add default via {node};;
+DEL-lo) ;;
+DEL-*) ip link del "v$id" 2>/dev/null || true;;
+esac
 case $CNI_COMMAND in
-ADD) case $CNI_IFNAME in lo) address=127.0.0.1/8;; *) address=10.244.0.9/24;; esac
-  printf '{"cniVersion":"1.0.0","interfaces":[{"name":"%s","sandbox":"%s"}],"ips":[{"address":"%s","interface":0}]}' \\
-    "$CNI_IFNAME" "$CNI_NETNS" "$address";;
-VERSION) printf '{"cniVersion":"1.0.0","supportedVersions":["0.3.1","0.4.0","1.0.0"]}';;
+ADD) printf '{{"cniVersion":"1.0.0","interfaces":[{{"name":"%s","sandbox":"%s"}}],' "$CNI_IFNAME" "$CNI_NETNS"
+  printf '"ips":[{{"address":"%s/32","interface":0}}]}}' "$address";;
+VERSION) printf '{{"cniVersion":"1.0.0","supportedVersions":["0.3.1","0.4.0","1.0.0"]}}';;
 esac
 """
 
@@ -96,6 +109,9 @@ class RealNode:
 
     def start(self) -> None:
         """Start both; returns when the node takes pods."""
+        # Pods may ask for mounts that follow the node's: those must be shared.
+        for words in (["--bind", str(self.directory)], ["--make-rshared"]):
+            subprocess.run(["mount", *words, str(self.directory)], check=True, capture_output=True)
         for folder in (self.plugins, self.registry, self.cdi, self.directory / "cni"):
             folder.mkdir(parents=True, exist_ok=True)
         self._write_cni()
@@ -151,12 +167,12 @@ class RealNode:
     # -- configuration -----------------------------------------------------------------------------
 
     def _write_cni(self) -> None:
-        for name in ("paper", "loopback"):
+        for name in ("link", "loopback"):
             plugin = self.directory / "cni" / name
-            plugin.write_text(_CNI)
+            plugin.write_text(_CNI.format(node=self._network.node))
             plugin.chmod(0o755)
-        network = {"cniVersion": "1.0.0", "name": self._network.name, "plugins": [{"type": "paper"}]}
-        (self.directory / "cni" / "10-paper.conflist").write_text(json.dumps(network))
+        network = {"cniVersion": "1.0.0", "name": self._network.name, "plugins": [{"type": "link"}]}
+        (self.directory / "cni" / "10-link.conflist").write_text(json.dumps(network))
 
     def _write_containerd(self) -> None:
         text = _CONTAINERD.format(
@@ -245,14 +261,16 @@ class RealNode:
 
 
 def unmount_below(directory: Path) -> None:
-    """Unmount everything below a directory, the innermost first."""
+    """Unmount everything at and below a directory, the innermost first."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     points = [line.split()[4].encode().decode("unicode_escape") for line in lines]
-    for point in sorted((p for p in points if p.startswith(f"{directory}/")), reverse=True):
+    for point in sorted((p for p in points if f"{p}/".startswith(f"{directory}/")), reverse=True):
         subprocess.run(["umount", "--lazy", point], capture_output=True, check=False)
 
 
 def remove_tree(directory: Path) -> None:
     """Remove a directory; never through a mount that is still there."""
     unmount_below(directory)
-    shutil.rmtree(directory, ignore_errors=True)
+    mounts = Path("/proc/self/mountinfo").read_text()
+    if f" {directory}" not in mounts:
+        shutil.rmtree(directory, ignore_errors=True)

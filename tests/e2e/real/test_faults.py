@@ -193,3 +193,44 @@ def test_lost_cdi_files_are_written_again_for_the_pod_that_is_created_anew(on):
     on.pod(ns, "user", "one")
     on.wait_phase(ns, "user")
     assert len(on.gpu_nodes(ns, "user")) == 1
+
+
+def test_lost_cdi_files_are_written_again_before_a_container_is_restarted(on):
+    ns = one_pod(on, restartPolicy="Always")
+    for path in on.node.cdi.iterdir():
+        path.unlink()
+    # No prepare call comes: the kubelet knows the names of the devices already.
+    on.run_in(ns, "user", "kill -TERM 1", check=False)
+
+    def runs_again() -> bool:
+        (container,) = on.read_pod(ns, "user")["status"]["containerStatuses"]
+        return container["restartCount"] >= 1 and "running" in container["state"]
+
+    wait_until(runs_again, seconds=60, what="the container runs again")
+    assert len(on.gpu_nodes(ns, "user")) == 1
+
+
+def test_lost_cdi_files_are_written_again_for_the_second_pod_of_a_shared_claim(on):
+    ns = one_pod(on)
+    for path in on.node.cdi.iterdir():
+        path.unlink()
+    on.pod(ns, "second", "one")
+    on.wait_phase(ns, "second", seconds=60)
+    assert on.gpu_nodes(ns, "second") == on.gpu_nodes(ns, "user")
+
+
+def test_gpus_of_a_pod_deleted_by_force_while_the_kubelet_was_down_are_given_to_the_next(on):
+    ns = on.namespace()
+    on.template(ns, "all", allocationMode="All")
+    on.pod(ns, "lost", "all", by="resourceClaimTemplateName")
+    on.wait_phase(ns, "lost")
+    (old,) = on.drivers.records()
+    on.node.kubelet.kill()
+    on.kubectl("delete", "pod", "-n", ns, "lost", "--grace-period=0", "--force")
+    wait_until(lambda: not on.claims_of(ns), seconds=20, what="the claim is gone with its pod")
+    on.node.start_kubelet()
+    on.wait_published()
+    on.pod(ns, "heir", "all", by="resourceClaimTemplateName")
+    on.wait_phase(ns, "heir", seconds=60)
+    (new,) = on.drivers.records()
+    assert new != old
