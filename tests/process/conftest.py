@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.process.harness import DRIVER, DaemonProcess, Node
+from dra.api.claim import ClaimRef
+from tests.process.harness import DRIVER, DaemonProcess, Node, ref_of
 
 
 @pytest.fixture
@@ -40,8 +41,6 @@ class Running:
 
 def call(method, claims):
     """Make one call for claims of the API; gives the entries of the answer."""
-    from tests.process.harness import ref_of
-
     answer = method([ref_of(claim) for claim in claims]).claims
     assert len(answer) == len(claims)
     return [answer[claim["metadata"]["uid"]] for claim in claims]
@@ -53,7 +52,7 @@ SOON = {"dra.prepare.janitor:Janitor.interval_seconds": 0.5}
 
 @pytest.fixture(scope="module")
 def running():
-    """One node for a module. What one test leaves behind is an error of that test."""
+    """One node for the tests of a module."""
     node = Node()
     kubelet = node.kubelet()
     daemon = node.daemon("--inventory-interval=1", periods=SOON)
@@ -66,7 +65,13 @@ def running():
 
 @pytest.fixture
 def clean(running):
-    """The shared node; nothing of this test is left on it afterwards."""
+    """The shared node. What a test leaves behind is its own error, and not the next one's."""
     yield running
-    assert (running.node.records(), running.node.cdi_files()) == (set(), set())
-    assert running.node.leftovers() == []
+    node = running.node
+    node.api.faults.clear()
+    node.machine.control.clear()
+    left = (node.records(), node.cdi_files(), node.leftovers())
+    refs = [ClaimRef("default", "left", uid) for uid in left[0] | left[1]]
+    if refs:
+        running.connection.unprepare(refs)
+    assert left == (set(), set(), [])

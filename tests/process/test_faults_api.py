@@ -10,9 +10,11 @@ import statistics
 import threading
 import time
 
+from dra.kube import reflector
 from dra.kube.client import KubeClient
 from dra.kube.connection import Connection, KubeOptions
 from dra.kube.resources import RESOURCE_SLICES
+from dra.prepare import janitor
 from tests.process.conftest import SOON
 from tests.process.harness import DRIVER, RESOURCE_API, ref_of, wait_until
 from tests.process.invariants import check_invariants, expected, published
@@ -71,8 +73,9 @@ def test_without_an_api_server_it_starts_registers_and_publishes_soon_after_it_i
 def test_an_api_server_that_hangs_costs_the_new_claim_eight_seconds_and_others_nothing(clean):
     """F16 and F17: others are served meanwhile; a prepared claim is answered from its record within 50 ms."""
     node = clean.node
-    hung, other, known = (node.claim(name, f"gpu-{n}") for n, name in enumerate(["hung", "other", "known"]))
-    assert clean.prepare(known)[0].error == ""
+    hung, other = node.claim("hung", "gpu-0"), node.claim("other", "gpu-1")
+    known = [node.claim(f"known-{n}", f"gpu-{n}") for n in range(2, 7)]
+    assert {entry.error for entry in clean.prepare(*known)} == {""}
     node.api.faults.set("freeze", method="GET", path="/resourceclaims/hung")
     outcome = []
 
@@ -90,11 +93,21 @@ def test_an_api_server_that_hangs_costs_the_new_claim_eight_seconds_and_others_n
     assert time.monotonic() - started < 3
     everything = node.api.faults.set("freeze", method="GET", path="/resourceclaims/")
     took = []
-    for _ in range(15):
+    for claim in known * 4:
         began = time.monotonic()
-        assert clean.prepare(known)[0].error == ""
+        assert clean.prepare(claim)[0].error == ""
         took.append(time.monotonic() - began)
     assert statistics.median(took) < 0.05, took
+    # The first question about each claim waits for the API server: 40 ms, and what a busy machine adds.
+    first = [
+        next(
+            line["duration_ms"]
+            for line in clean.daemon.logged("claim_prepared")[-20:]
+            if line["claim_uid"] == uid
+        )
+        for uid in (claim["metadata"]["uid"] for claim in known)
+    ]
+    assert statistics.median(first) < 150, first
     thread.join(15)
     node.api.faults.clear(everything)
     ((error, seconds),) = outcome
@@ -104,7 +117,7 @@ def test_an_api_server_that_hangs_costs_the_new_claim_eight_seconds_and_others_n
     node.api.faults.clear()
     assert clean.prepare(hung)[0].error == ""
     check_invariants(node, clean.daemon)
-    assert clean.unprepare(hung, known) == ["", ""]
+    assert clean.unprepare(hung, *known) == [""] * 6
 
 
 def test_an_api_server_that_hangs_does_not_keep_the_driver_from_stopping(node):
@@ -165,6 +178,7 @@ QUICK_WATCH = {
 
 def test_a_silent_watch_is_given_up_and_another_writer_is_named_and_not_fought(node):
     """F19 with a watch of two seconds for fifty, and F20: a second program that publishes the same pool."""
+    assert reflector.WATCH_SECONDS + reflector.SLACK_SECONDS < 60
     daemon = node.daemon(periods=QUICK_WATCH)
     node.wait_published()
     stalled = node.api.faults.set("stall", path=SLICES)
@@ -235,7 +249,8 @@ def test_an_attribute_that_the_api_server_refuses_is_left_out_and_all_devices_ar
 
 
 def test_a_claim_deleted_under_a_running_driver_is_released_once_no_process_uses_its_gpu(clean):
-    """F22."""
+    """F22. Here twice a second, in production within the minute that is allowed."""
+    assert janitor.INTERVAL_SECONDS <= 45
     node = clean.node
     control = node.machine.control
     claim, next_one = node.claim("force-deleted", "gpu-5"), node.claim("next", "gpu-5", pods=("q",))

@@ -61,6 +61,11 @@ def prepared(node):
         return set()  # something was removed, or is damaged, at this moment
 
 
+def set_aside(node):
+    """Give the claims of which a damaged file was kept."""
+    return {path.name.partition(".")[0] for path in (node.state_dir / "claims").glob("*.corrupt-*")}
+
+
 def uid_of(claim):
     return claim["metadata"]["uid"]
 
@@ -100,8 +105,8 @@ def test_damaged_records_are_set_aside_and_rebuilt_and_live_claims_keep_their_de
     live = {kind: claim for kind, claim in claims.items() if kind != "gone"}
     wanted = {uid_of(claim) for claim in live.values()}
     wait_until(lambda: prepared(node) == wanted and node.records() == wanted, what="all are rebuilt")
-    aside = {path.name.partition(".")[0] for path in (node.state_dir / "claims").glob("*.corrupt-*")}
-    assert aside == {uid_of(claims[kind]) for kind in DAMAGE}
+    damaged = {uid_of(claims[kind]) for kind in DAMAGE}
+    wait_until(lambda: set_aside(node) == damaged, what="the damaged files lie beside the records")
     for kind in DAMAGE:
         events = wait_until(lambda kind=kind: node.told_events(claims[kind]), what=f"the event on {kind}")
         assert {"ClaimRecordLost", "ClaimRecordRebuilt"} & {event["reason"] for event in events}
@@ -170,13 +175,14 @@ def test_records_of_other_versions_are_read_kept_or_left_alone(node):
     assert "DRA-RECORD-NEWER" in second.unprepare(strange)[0]
 
 
-@pytest.mark.parametrize("where", ["state", "cdi"])
+@pytest.mark.parametrize("where", ["state", "claims", "cdi"])
 def test_a_full_and_a_read_only_disk_are_errors_that_name_the_path_and_pass_without_a_restart(
     node, mounts, where
 ):
     """F10, F11."""
-    # Not the whole state directory: what the driver keeps open there would keep it from turning read-only.
-    path = node.state_dir / "claims" if where == "state" else node.root / "var/run/cdi"
+    path = {"state": node.state_dir, "claims": node.state_dir / "claims", "cdi": node.root / "var/run/cdi"}[
+        where
+    ]
     remount = mounts(path)
     run = started(node)
     node.wait_published()
@@ -198,6 +204,8 @@ def test_a_full_and_a_read_only_disk_are_errors_that_name_the_path_and_pass_with
     assert devices(run.prepare(claim))
     assert run.unprepare(claim) == [""]
 
+    if where == "state":
+        return  # what the driver keeps open there would keep it from turning read-only
     remount("ro")
     (refused,) = run.prepare(claim)
     assert "DRA-HOST-READ-ONLY" in refused.error
