@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from dra.api.rules.cause import CelCheck
 from dra.sim.apiserver import bodies, deletion, discovery, read, tables, write
 from dra.sim.apiserver.call import Call, check_write_options
 from dra.sim.apiserver.exchange import Request, Response, dump, text
 from dra.sim.apiserver.kinds import table as kind_table
-from dra.sim.apiserver.kinds.base import CelCheck, Rules, Strategy
+from dra.sim.apiserver.kinds.base import Rules, Strategy
 from dra.sim.apiserver.negotiate import Wanted, negotiate
 from dra.sim.apiserver.registry import DEPRECATED, DRA, Registry, Resource
 from dra.sim.apiserver.status import ApiFailure, method_not_allowed, no_such_resource, unauthorized

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dra.api.rules.cause import Cause
+from dra.api.rules.decode import DecodeError, Findings, decode, prune
+from dra.api.rules.schema import Type
 from dra.sim.apiserver import bodies, managers
 from dra.sim.apiserver.call import Call, check_write_options, options_invalid
 from dra.sim.apiserver.convert import from_storage
 from dra.sim.apiserver.custom import shape
-from dra.sim.apiserver.decode import DecodeError, Findings, decode, prune
 from dra.sim.apiserver.fieldset import Difference, Path, ShapeError, compare, field_set, merge, remove
 from dra.sim.apiserver.managers import ManagerId, Owned
-from dra.sim.apiserver.schema import Type
 from dra.sim.apiserver.shapes import shape_of
-from dra.sim.apiserver.status import ApiFailure, Cause, bad_request, internal
+from dra.sim.apiserver.status import ApiFailure, bad_request, internal
 
 if TYPE_CHECKING:
     from dra.sim.apiserver.api import Api

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from dra.api.rules.decode import DecodeError, Findings, decode, parse_json
 from dra.sim.apiserver.call import Call
 from dra.sim.apiserver.custom import shape
-from dra.sim.apiserver.decode import DecodeError, Findings, decode, parse_json
 from dra.sim.apiserver.status import ApiFailure, bad_request
 
 Json = dict[str, Any]
@@ -156,7 +156,7 @@ def shape_body(call: Call, value: Any, *, expect_version: bool = True) -> Json:
 
 def _known(call: Call, version: str, kind: str) -> str:
     """Give the schema of a kind that the server knows in that version; ' ' for one without schema."""
-    from dra.sim.apiserver.schema import load_struct
+    from dra.api.rules.schema import load_struct
 
     if kind == call.resource.kind and version == call.group_version:
         return call.resource.versions[call.version] or " "

@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from dra.api.rules.cause import Cause
 from dra.sim.apiserver.exchange import Request
 from dra.sim.apiserver.negotiate import Wanted
 from dra.sim.apiserver.registry import Resource
-from dra.sim.apiserver.status import ApiFailure, Cause, bad_request, invalid, not_found
+from dra.sim.apiserver.status import ApiFailure, bad_request, invalid, not_found
 
 Json = dict[str, Any]
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dra.api.rules.cause import CelCheck
+from dra.api.rules.parts import TOO_COMPLEX
 from dra.cel import CelCompileError, CelFeatures, compile_selector
 from dra.cel.selector import COST_LIMIT
-from dra.sim.apiserver.kinds.base import CelCheck
-from dra.sim.apiserver.validation.parts import TOO_COMPLEX
 
 
 def dra_cel_check(gates: Mapping[str, bool]) -> CelCheck:

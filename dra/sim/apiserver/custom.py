@@ -9,7 +9,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from dra.sim.apiserver.decode import DecodeError, Findings, decode
+from dra.api.rules.decode import DecodeError, Findings, decode
 from dra.sim.apiserver.registry import Resource
 
 Json = dict[str, Any]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dra.api.rules.cause import Cause
+from dra.api.rules.decode import DecodeError, parse_json
 from dra.sim.apiserver.call import Call, dry_run, options_invalid, parse_int
 from dra.sim.apiserver.custom import CLEANUP
-from dra.sim.apiserver.decode import DecodeError, parse_json
-from dra.sim.apiserver.status import Cause, bad_request, conflict, forbidden
+from dra.sim.apiserver.status import bad_request, conflict, forbidden
 
 if TYPE_CHECKING:
     from dra.sim.apiserver.api import Api

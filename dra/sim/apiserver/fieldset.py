@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from dra.sim.apiserver.schema import ANY, Type
+from dra.api.rules.schema import ANY, Type
 
 Json = dict[str, Any]
 Path = tuple[str, ...]

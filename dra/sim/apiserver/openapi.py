@@ -9,8 +9,8 @@ import hashlib
 import json
 from typing import Any
 
+from dra.api.rules.schema import Struct, Type, load_struct
 from dra.sim.apiserver.registry import Registry, Resource
-from dra.sim.apiserver.schema import Struct, Type, load_struct
 
 Json = dict[str, Any]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from dra.sim.apiserver.schema import ANY, Field, Type
+from dra.api.rules.schema import ANY, Field, Type
 from dra.sim.apiserver.status import internal, rejected_patch
 
 Json = dict[str, Any]

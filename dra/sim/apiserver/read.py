@@ -6,13 +6,14 @@ import base64
 import json
 from typing import TYPE_CHECKING, Any
 
+from dra.api.rules.cause import Cause
+from dra.api.rules.decode import DecodeError, parse_json
 from dra.sim.apiserver import tables
 from dra.sim.apiserver.call import Call, options_invalid, parse_int
 from dra.sim.apiserver.convert import from_storage
-from dra.sim.apiserver.decode import DecodeError, parse_json
 from dra.sim.apiserver.exchange import Response
 from dra.sim.apiserver.selectors import Matcher, field_matcher, label_matcher
-from dra.sim.apiserver.status import Cause, bad_request, expired, internal, too_large_version
+from dra.sim.apiserver.status import bad_request, expired, internal, too_large_version
 from dra.sim.apiserver.storage import ExpiredError, Key
 from dra.sim.apiserver.watch import WatchPlan, stream
 

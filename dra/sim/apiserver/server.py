@@ -15,13 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from dra.api.rules.cause import CelCheck
 from dra.sim.apiserver.api import Api, Options
 from dra.sim.apiserver.collector import Collector
 from dra.sim.apiserver.exchange import Request, Response
 from dra.sim.apiserver.faults import Faults, RequestLog
 from dra.sim.apiserver.gates import Preset, gates_for, served_dra_versions
 from dra.sim.apiserver.http import Listener
-from dra.sim.apiserver.kinds.base import CelCheck
 from dra.sim.apiserver.kinds.custom import follow_definitions
 from dra.sim.apiserver.registry import Registry
 from dra.sim.apiserver.storage import Storage

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dra.api.rules.schema import Field, Struct, Type
 from dra.sim.apiserver.registry import Resource
-from dra.sim.apiserver.schema import Field, Struct, Type
 
 Json = dict[str, Any]
 

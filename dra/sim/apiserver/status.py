@@ -6,8 +6,9 @@ Source: k8s.io/apimachinery/pkg/api/errors and meta/v1 Status.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from dra.api.rules.cause import Cause
 
 Json = dict[str, Any]
 
@@ -48,23 +49,6 @@ class ApiFailure(Exception):  # noqa: N818 - the answer, not a bug
             status["details"] = self.details
         status["code"] = self.code
         return status
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """One finding of validation: what kind, where, and the text after the field."""
-
-    reason: str
-    field: str
-    detail: str
-
-    def __str__(self) -> str:
-        """Give the text as it stands in the message."""
-        return f"{self.field}: {self.detail}" if self.field else self.detail
-
-    def to_json(self) -> Json:
-        """Give the entry of `details.causes`."""
-        return {"reason": self.reason, "message": self.detail, "field": self.field}
 
 
 def qualified(resource: str, group: str) -> str:

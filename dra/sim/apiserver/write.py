@@ -13,17 +13,18 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from dra.api.rules.cause import Cause
+from dra.api.rules.decode import DecodeError, Findings, decode, parse_json, prune
+from dra.api.rules.meta import validate_meta_update
+from dra.api.rules.schema import Type
 from dra.sim.apiserver import apply, bodies, deletion
 from dra.sim.apiserver.call import Call, check_write_options, dry_run, options_invalid
 from dra.sim.apiserver.convert import from_storage, to_storage
 from dra.sim.apiserver.custom import shape
-from dra.sim.apiserver.decode import DecodeError, Findings, decode, parse_json, prune
 from dra.sim.apiserver.kinds.base import Strategy, keep
 from dra.sim.apiserver.patch import json_patch, merge_patch, strategic_patch
-from dra.sim.apiserver.schema import Type
 from dra.sim.apiserver.status import (
     ApiFailure,
-    Cause,
     already_exists,
     bad_request,
     conflict,
@@ -32,7 +33,6 @@ from dra.sim.apiserver.status import (
     invalid,
     not_found,
 )
-from dra.sim.apiserver.validation.meta import validate_meta, validate_meta_update
 
 if TYPE_CHECKING:
     from dra.sim.apiserver.api import Api
@@ -83,7 +83,7 @@ def create(api: Api, call: Call, body: Json, *, tracker: Any = None) -> Json:
         owners = tracked["metadata"].pop("managedFields", None)
         strategy.admit_create(obj, call)
         causes = [
-            *validate_meta(obj, resource, strategy),
+            *strategy.validate_meta(obj, call),
             *strategy.validate_create(obj, call),
         ]
         if causes:
@@ -220,7 +220,7 @@ def update(
             strategy.prepare_status(new, old, call)
         else:
             strategy.prepare_update(new, old, call)
-        causes = [*validate_meta(new, resource, strategy), *validate_meta_update(new, old)]
+        causes = [*strategy.validate_meta(new, call), *validate_meta_update(new, old)]
         causes += (
             strategy.validate_status(new, old, call)
             if call.subresource == "status"

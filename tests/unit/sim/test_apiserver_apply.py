@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from dra.api.rules.schema import Type
 from dra.sim.apiserver import SimApiServer
 from dra.sim.apiserver.fieldset import from_json, to_json
 from dra.sim.apiserver.patch import json_patch, merge_patch, strategic_patch
-from dra.sim.apiserver.schema import Type
 from dra.sim.apiserver.status import ApiFailure
 
 SLICE = "/apis/resource.k8s.io/v1/resourceslices/s"

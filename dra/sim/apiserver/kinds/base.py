@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dra.api.rules.cause import Cause, CelCheck
+from dra.api.rules.decode import Findings, decode
+from dra.api.rules.dns import dns_label_error, dns_subdomain_error, path_segment_error
+from dra.api.rules.meta import validate_meta
 from dra.sim.apiserver.call import Call
-from dra.sim.apiserver.decode import Findings, decode
-from dra.sim.apiserver.status import Cause
 
 Json = dict[str, Any]
-CelCheck = Callable[[str], str | None]
 
 
 @dataclass(slots=True)
@@ -63,6 +63,15 @@ class Strategy:
     def admit_create(self, new: Json, call: Call) -> None:
         """Add what admission adds: nobody owns it."""
 
+    def validate_meta(self, obj: Json, call: Call) -> list[Cause]:
+        """Find what is wrong with the metadata."""
+        return validate_meta(
+            obj,
+            namespaced=call.resource.namespaced,
+            check_name=lambda name: self.check_name(name, prefix=False),
+            check_prefix=lambda name: self.check_name(name, prefix=True),
+        )
+
     def validate_create(self, new: Json, call: Call) -> list[Cause]:
         """Find what is wrong with a new object."""
         return []
@@ -112,44 +121,3 @@ def keep(new: Json, old: Json, key: str) -> None:
         new[key] = old[key]
     else:
         new.pop(key, None)
-
-
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", re.ASCII)
-_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
-
-SUBDOMAIN_TEXT = (
-    "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start "
-    "and end with an alphanumeric character (e.g. 'example.com', regex used for validation is "
-    r"'[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')"
-)
-LABEL_TEXT = (
-    "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end "
-    "with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is "
-    "'[a-z0-9]([-a-z0-9]*[a-z0-9])?')"
-)
-
-
-def dns_subdomain_error(text: str, *, limit: int = 253) -> str | None:
-    """Give what is wrong with a DNS-1123 subdomain."""
-    if len(text) > limit:
-        return f"must be no more than {limit} characters"
-    return None if _SUBDOMAIN.fullmatch(text) else SUBDOMAIN_TEXT
-
-
-def dns_label_error(text: str) -> str | None:
-    """Give what is wrong with a DNS-1123 label."""
-    if "." in text:
-        return "must not contain dots"
-    if len(text) > 63:
-        return "must be no more than 63 characters"
-    return None if _LABEL.fullmatch(text) else LABEL_TEXT
-
-
-def path_segment_error(text: str) -> str | None:
-    """Give what is wrong with a name that is only a path segment."""
-    if text in {".", ".."}:
-        return f"may not be '{text}'"
-    for bad in ("/", "%"):
-        if bad in text:
-            return f"may not contain '{bad}'"
-    return None

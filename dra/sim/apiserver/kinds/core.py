@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from dra.api.rules.cause import Cause
+from dra.api.rules.fields import bad, duplicate, forbidden, immutable, required, unsupported
+from dra.api.rules.meta import qualified_name_errors
+from dra.api.rules.pods import is_extended
 from dra.sim.apiserver.call import Call
 from dra.sim.apiserver.kinds.base import Strategy
-from dra.sim.apiserver.status import Cause
-from dra.sim.apiserver.validation.fields import bad, duplicate, forbidden, immutable, required, unsupported
-from dra.sim.apiserver.validation.meta import qualified_name_errors
-from dra.sim.apiserver.validation.pods import is_extended
 from dra.values import Quantity
 
 Json = dict[str, Any]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dra.api.rules.cause import Cause
+from dra.api.rules.fields import bad
 from dra.sim.apiserver.call import Call
 from dra.sim.apiserver.custom import CLEANUP, DEFINITIONS, Custom, resource_of
 from dra.sim.apiserver.kinds.base import Strategy, keep
-from dra.sim.apiserver.status import Cause, forbidden
+from dra.sim.apiserver.status import forbidden
 from dra.sim.apiserver.storage import Change
 from dra.sim.apiserver.validation.custom import fixed_fields, validate_definition, validate_object
-from dra.sim.apiserver.validation.fields import bad
 
 if TYPE_CHECKING:
     from dra.sim.apiserver.registry import Registry

@@ -8,35 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from dra.api.rules import claim_status, claims, slices
+from dra.api.rules.cause import Cause
+from dra.api.rules.decode import same_meaning
+from dra.api.rules.defaults import default_claim, exact_requests
+from dra.api.rules.fields import immutable
 from dra.sim.apiserver.call import Call
-from dra.sim.apiserver.decode import same_meaning
 from dra.sim.apiserver.kinds.base import Strategy
-from dra.sim.apiserver.status import Cause
-from dra.sim.apiserver.validation import claim_status, claims, slices
-from dra.sim.apiserver.validation.fields import immutable
 
 Json = dict[str, Any]
-
-
-def exact_requests(spec: Json) -> Iterator[Json]:
-    """Give every request and alternative of a claim spec that selects devices."""
-    for request in (spec.get("devices") or {}).get("requests") or []:
-        if request.get("exactly") is not None:
-            yield request["exactly"]
-        yield from request.get("firstAvailable") or []
-
-
-def default_claim(spec: Json) -> None:
-    """Fill in allocation mode, count and toleration operators."""
-    spec.setdefault("devices", {})
-    for request in exact_requests(spec):
-        if not request.get("allocationMode"):
-            request["allocationMode"] = "ExactCount"
-        if request["allocationMode"] == "ExactCount" and not request.get("count"):
-            request["count"] = 1
-        for toleration in request.get("tolerations") or []:
-            if not toleration.get("operator"):
-                toleration["operator"] = "Equal"
 
 
 class DraStrategy(Strategy):
@@ -152,7 +132,7 @@ class ClaimStrategy(DraStrategy):
 
     def validate_status(self, new: Json, old: Json, call: Call) -> list[Cause]:
         """Check allocation, reservation and device status."""
-        return claim_status.validate(new, old, self.rules, self._namespace(new))
+        return claim_status.validate(new, old, self._namespace(new))
 
 
 class TemplateStrategy(DraStrategy):
@@ -233,6 +213,6 @@ class TaintRuleStrategy(DraStrategy):
 
     def validate_status(self, new: Json, old: Json, call: Call) -> list[Cause]:
         """Check the conditions."""
-        from dra.sim.apiserver.validation.parts import conditions
+        from dra.api.rules.parts import conditions
 
         return conditions((new.get("status") or {}).get("conditions") or [], "status.conditions")

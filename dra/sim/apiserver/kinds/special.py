@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dra.api.rules.decode import parse_json
 from dra.sim.apiserver import bodies, deletion
 from dra.sim.apiserver.call import Call
-from dra.sim.apiserver.decode import parse_json
 from dra.sim.apiserver.exchange import Response, text
 from dra.sim.apiserver.patch import merge_patch
 from dra.sim.apiserver.status import ApiFailure, conflict, internal, not_found

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from dra.api.rules import pods
+from dra.api.rules.cause import Cause
+from dra.api.rules.decode import same_meaning
+from dra.api.rules.fields import bad, immutable, required, show
+from dra.api.rules.pod_defaults import default_spec
 from dra.sim.apiserver.call import Call
-from dra.sim.apiserver.decode import same_meaning
 from dra.sim.apiserver.kinds.base import Strategy
-from dra.sim.apiserver.kinds.pods import default_spec
-from dra.sim.apiserver.status import Cause
-from dra.sim.apiserver.validation import pods
-from dra.sim.apiserver.validation.fields import bad, immutable, required, show
 
 Json = dict[str, Any]
 

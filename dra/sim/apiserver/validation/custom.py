@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from dra.sim.apiserver.status import Cause
-from dra.sim.apiserver.validation.fields import (
+from dra.api.rules.cause import Cause
+from dra.api.rules.fields import (
     bad,
     duplicate,
     required,

@@ -9,12 +9,12 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-from dra.sim.apiserver.decode import same_meaning
-from dra.sim.apiserver.kinds.base import dns_subdomain_error
-from dra.sim.apiserver.status import Cause
-from dra.sim.apiserver.validation import names
-from dra.sim.apiserver.validation.fields import bad, duplicate, forbidden, required, unsupported
-from dra.sim.apiserver.validation.meta import qualified_name_errors
+from dra.api.rules import names
+from dra.api.rules.cause import Cause
+from dra.api.rules.decode import same_meaning
+from dra.api.rules.dns import dns_subdomain_error
+from dra.api.rules.fields import bad, duplicate, forbidden, required, unsupported
+from dra.api.rules.meta import qualified_name_errors
 from dra.values import Quantity
 
 Json = dict[str, Any]

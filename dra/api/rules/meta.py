@@ -6,15 +6,12 @@ Source: k8s.io/apimachinery/pkg/api/validation (ValidateObjectMeta, ValidateObje
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-from dra.sim.apiserver.kinds.base import SUBDOMAIN_TEXT, dns_subdomain_error
-from dra.sim.apiserver.status import Cause
-from dra.sim.apiserver.validation.fields import bad, forbidden, immutable, required
-
-if TYPE_CHECKING:
-    from dra.sim.apiserver.kinds.base import Strategy
-    from dra.sim.apiserver.registry import Resource
+from dra.api.rules.cause import Cause
+from dra.api.rules.dns import SUBDOMAIN_TEXT, dns_subdomain_error
+from dra.api.rules.fields import bad, forbidden, immutable, required
 
 Json = dict[str, Any]
 
@@ -89,18 +86,24 @@ def validate_annotations(annotations: Json | None, field: str) -> list[Cause]:
     return found
 
 
-def validate_meta(obj: Json, resource: Resource, strategy: Strategy) -> list[Cause]:
-    """Find what is wrong with an object's metadata."""
+def validate_meta(
+    obj: Json,
+    *,
+    namespaced: bool,
+    check_name: Callable[[str], str | None],
+    check_prefix: Callable[[str], str | None],
+) -> list[Cause]:
+    """Find what is wrong with an object's metadata; what a name must look like depends on the kind."""
     meta = obj["metadata"]
     found: list[Cause] = []
     name, prefix = meta.get("name") or "", meta.get("generateName") or ""
-    if prefix and (why := strategy.check_name(prefix, prefix=True)):
+    if prefix and (why := check_prefix(prefix)):
         found.append(bad("metadata.generateName", prefix, why))
     if not name:
         found.append(required("metadata.name", "name or generateName is required"))
-    elif why := strategy.check_name(name, prefix=False):
+    elif why := check_name(name):
         found.append(bad("metadata.name", name, why))
-    if not resource.namespaced and meta.get("namespace"):
+    if not namespaced and meta.get("namespace"):
         found.append(forbidden("metadata.namespace", "not allowed on this type"))
     found += validate_labels(meta.get("labels"), "metadata.labels")
     found += validate_annotations(meta.get("annotations"), "metadata.annotations")

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from dra.sim.apiserver.kinds.base import Rules
-from dra.sim.apiserver.status import Cause
-from dra.sim.apiserver.validation import names
-from dra.sim.apiserver.validation.fields import bad, duplicate, forbidden, required, unsupported
-from dra.sim.apiserver.validation.meta import validate_annotations, validate_labels
-from dra.sim.apiserver.validation.parts import (
+from dra.api.rules import names
+from dra.api.rules.cause import Cause, Rules
+from dra.api.rules.fields import bad, duplicate, forbidden, required, unsupported
+from dra.api.rules.meta import validate_annotations, validate_labels
+from dra.api.rules.parts import (
     MAX_CONFIGS,
     limited,
     node_selector,
@@ -186,7 +185,7 @@ def validate_class(obj: Json, rules: Rules) -> list[Cause]:
 
 def is_extended_name(name: str) -> bool:
     """Whether a resource name is that of an extended resource. Source: helper.IsExtendedResourceName."""
-    from dra.sim.apiserver.validation.meta import qualified_name_errors
+    from dra.api.rules.meta import qualified_name_errors
 
     if "/" not in name or "kubernetes.io/" in name or name.startswith("requests."):
         return False

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dra.sim.apiserver.status import Cause
-from dra.sim.apiserver.validation.fields import bad, duplicate, forbidden, required
-from dra.sim.apiserver.validation.parts import limited
+from dra.api.rules.cause import Cause
+from dra.api.rules.fields import bad, duplicate, forbidden, required
+from dra.api.rules.parts import limited
 from dra.values import Quantity
 
 Json = dict[str, Any]

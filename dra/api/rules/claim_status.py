@@ -8,18 +8,17 @@ from __future__ import annotations
 import ipaddress
 from typing import Any
 
-from dra.sim.apiserver.decode import same_meaning
-from dra.sim.apiserver.kinds.base import Rules
-from dra.sim.apiserver.status import Cause
-from dra.sim.apiserver.validation import names
-from dra.sim.apiserver.validation.claims import (
+from dra.api.rules import names
+from dra.api.rules.cause import Cause
+from dra.api.rules.claims import (
     ADMIN_LABEL,
     ADMIN_TEXT,
     UNKNOWN_REQUEST,
     request_names,
     request_references,
 )
-from dra.sim.apiserver.validation.fields import (
+from dra.api.rules.decode import same_meaning
+from dra.api.rules.fields import (
     bad,
     duplicate,
     forbidden,
@@ -29,7 +28,7 @@ from dra.sim.apiserver.validation.fields import (
     too_many,
     unsupported,
 )
-from dra.sim.apiserver.validation.parts import conditions, limited, node_selector, opaque_config, raw_object
+from dra.api.rules.parts import conditions, limited, node_selector, opaque_config, raw_object
 
 Json = dict[str, Any]
 DeviceKey = tuple[str, str, str, str]
@@ -40,7 +39,7 @@ MAX_CONDITIONS = 8
 MAX_IPS = 16
 
 
-def validate(new: Json, old: Json, rules: Rules, namespace: Json | None) -> list[Cause]:
+def validate(new: Json, old: Json, namespace: Json | None) -> list[Cause]:
     """Find what is wrong with a new status."""
     status, kept = new.get("status") or {}, old.get("status") or {}
     allocation = status.get("allocation")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 
-from dra.sim.apiserver.kinds.base import LABEL_TEXT, dns_label_error, dns_subdomain_error
-from dra.sim.apiserver.status import Cause
-from dra.sim.apiserver.validation.fields import bad, required, too_long
+from dra.api.rules.cause import Cause
+from dra.api.rules.dns import LABEL_TEXT, dns_label_error, dns_subdomain_error
+from dra.api.rules.fields import bad, required, too_long
 
 _C_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _C_IDENTIFIER_TEXT = (

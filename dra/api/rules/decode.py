@@ -14,8 +14,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from dra.api.rules.schema import Field, Struct, Type, load_struct
 from dra.errors import ValueFormatError
-from dra.sim.apiserver.schema import Field, Struct, Type, load_struct
 from dra.values import Quantity
 
 Json = dict[str, Any]
@@ -224,7 +224,7 @@ def _scalar(value: Any, shape: Type, where: tuple[str, str]) -> Any:
     if kind in {"time", "microtime"}:
         return _time(value, micro=kind == "microtime")
     if kind == "bytes":
-        return _bytes(value, shape, where)
+        return _bytes(value, where)
     if kind == "intstr" and (isinstance(value, bool) or not isinstance(value, (int, str))):
         raise _mismatch(value, Type("int32"), where)
     return value
@@ -267,7 +267,7 @@ def _time(value: Any, *, micro: bool) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ" if micro else "%Y-%m-%dT%H:%M:%SZ")
 
 
-def _bytes(value: Any, shape: Type, where: tuple[str, str]) -> str:
+def _bytes(value: Any, where: tuple[str, str]) -> str:
     if not isinstance(value, str):
         raise _mismatch(value, Type("list", elem=Type("uint8")), where)
     try:

@@ -82,7 +82,7 @@ def parse_type(text: str, module: str) -> Type:
 
 @cache
 def _module(name: str) -> dict[str, Struct]:
-    text = (resources.files("dra.sim.apiserver") / "schemas" / f"{name}.schema").read_text(encoding="utf-8")
+    text = (resources.files("dra.api.rules") / "schemas" / f"{name}.schema").read_text(encoding="utf-8")
     structs: dict[str, Struct] = {}
     current: dict[str, Field] = {}
     for line in text.splitlines():

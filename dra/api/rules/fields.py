@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from dra.sim.apiserver.status import Cause
+from dra.api.rules.cause import Cause
 
 
 def show(value: Any) -> str:

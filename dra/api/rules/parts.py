@@ -10,9 +10,9 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dra.sim.apiserver.status import Cause
-from dra.sim.apiserver.validation import names
-from dra.sim.apiserver.validation.fields import (
+from dra.api.rules import names
+from dra.api.rules.cause import Cause
+from dra.api.rules.fields import (
     bad,
     duplicate,
     forbidden,
@@ -21,7 +21,7 @@ from dra.sim.apiserver.validation.fields import (
     too_many,
     unsupported,
 )
-from dra.sim.apiserver.validation.meta import label_value_errors, qualified_name_errors, validate_labels
+from dra.api.rules.meta import label_value_errors, qualified_name_errors, validate_labels
 
 Json = dict[str, Any]
 CelCheck = Callable[[str], str | None]

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from dra.sim.apiserver.kinds.base import Rules
-from dra.sim.apiserver.status import Cause
-from dra.sim.apiserver.validation import names
-from dra.sim.apiserver.validation.capacity import capacity as capacity_errors
-from dra.sim.apiserver.validation.fields import bad, duplicate, immutable, required, too_long, too_many
-from dra.sim.apiserver.validation.meta import qualified_name_errors
-from dra.sim.apiserver.validation.parts import limited, node_selector, taint
+from dra.api.rules import names
+from dra.api.rules.capacity import capacity as capacity_errors
+from dra.api.rules.cause import Cause, Rules
+from dra.api.rules.fields import bad, duplicate, immutable, required, too_long, too_many
+from dra.api.rules.meta import qualified_name_errors
+from dra.api.rules.parts import limited, node_selector, taint
 from dra.values import Semver
 
 Json = dict[str, Any]
@@ -140,7 +139,7 @@ def _device(device: Json, field: str, rules: Rules, *, per_device: bool) -> list
     attributes, capacity = device.get("attributes") or {}, device.get("capacity") or {}
     for key, value in sorted(attributes.items()):
         found += names.qualified(key, f"{field}.attributes")
-        found += _attribute(value, f"{field}.attributes[{key}]", rules)
+        found += _attribute(value, f"{field}.attributes[{key}]")
     for key, value in sorted(capacity.items()):
         found += names.qualified(key, f"{field}.capacity")
         shared = bool(device.get("allowMultipleAllocations"))
@@ -158,7 +157,7 @@ def _device(device: Json, field: str, rules: Rules, *, per_device: bool) -> list
     return [*found, *_binding(device, field)]
 
 
-def _attribute(value: Json, field: str, rules: Rules) -> list[Cause]:
+def _attribute(value: Json, field: str) -> list[Cause]:
     given = [key for key in (*SCALARS, *LISTS) if value.get(key) is not None]
     if len(given) != 1:
         return [bad(field, value if given else "", "exactly one value must be specified")]
