@@ -1,63 +1,49 @@
-"""A scheduler for pods with claims: filters nodes, allocates with `dra.allocator`, reserves, binds.
+"""A scheduler for pods with claims: chooses a place, writes allocations and reservations, binds.
 
-Source: the DynamicResources plugin of kube-scheduler 1.36. Not simulated: preemption, priorities, spreading.
-Nodes are tried in the order of their names; the first that fits, with the least-favoured alternative of a
-`firstAvailable` request avoided, gets the pod.
+Source: the DynamicResources plugin of kube-scheduler 1.36. Not simulated: preemption, spreading, waiting for binding
+conditions.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dra.allocator.allocate import Allocator, allocated_state
-from dra.allocator.extended import classes_by_resource, extended_claim, extended_requests, plugin_resources
-from dra.allocator.model import AllocatorError, CompileSelector, Features
-from dra.allocator.nodes import node_matches
-from dra.allocator.pod_filters import is_done, why_not
+from dra.allocator.allocate import Allocator
+from dra.allocator.extended import EXTENDED_CLAIM_ANNOTATION, classes_by_resource
+from dra.allocator.model import AllocatedState, CompileSelector, Features
+from dra.allocator.pod_filters import is_done
 from dra.errors import DraError
+from dra.sim.apiserver.storage import Change
 from dra.sim.control.api import (
     CLAIMS,
     CLASSES,
-    EVENTS,
     NODES,
     PODS,
     SLICES,
+    TAINT_RULES,
     CallFailed,
     ControlApi,
     Json,
-    path_of,
 )
-from dra.sim.control.claims import FINALIZER
+from dra.sim.control.claims import FINALIZER, owner_pod, with_reservation
+from dra.sim.control.placement import (
+    ELSEWHERE,
+    Placement,
+    World,
+    choose_place,
+    pod_claims,
+    unschedulable_text,
+)
+from dra.sim.control.taints import tainted_slices
 
-
-@dataclass(slots=True)
-class Placement:
-    """Where a pod goes: the node, the claims to write with their allocations, and the extended-resource claim."""
-
-    node: str
-    allocations: list[tuple[Json, Json]] = field(default_factory=list)
-    reserve: list[Json] = field(default_factory=list)
-    extended: tuple[Json, Json, list[Json]] | None = None
-    score: int = 0
-
-
-@dataclass(slots=True)
-class World:
-    """The cluster as one round of scheduling sees it."""
-
-    nodes: list[Json]
-    pods: list[Json]
-    claims: dict[tuple[str, str], Json]
-    classes: list[Json]
-    allocator: Allocator
-    by_resource: dict[str, str]
+_COMPONENT = "default-scheduler"
 
 
 class Scheduler:
     """One `sync` places every pod that can be placed.
+
+    A pod without a place is tried again when it changes, or when something happened that could give it one.
 
     Args:
         compile_selector: the CEL compiler.
@@ -70,195 +56,213 @@ class Scheduler:
         self._api = api
         self._compile = compile_selector
         self._features = features or Features()
-        self._events: Counter[str] = Counter()
+        # Moves with each change that could give a waiting pod a place.
+        self._chances = 0
+        self._ruled_out: dict[tuple[str, str], str] = {}
+        self._ruled_out_at = -1
+        # (resourceVersion, chances) with which a pod was tried in vain, by UID.
+        self._parked: dict[str, tuple[str, int]] = {}
+        self._allocator: Allocator | None = None
+        self._allocator_key: tuple[tuple[str, str], ...] = ()
+
+    def noticed(self, resource: str, change: Change) -> None:
+        """Take a write to the API; quick, from any thread."""
+        if could_help(resource, change):
+            self._chances += 1
 
     def sync(self) -> None:
-        """Do one round over the pods that wait, oldest first."""
+        """Do one round over the pods that wait: high priority first, then the oldest."""
+        chances = self._chances
         pods = self._api.list(PODS)
         waiting = [pod for pod in pods if _waits(pod)]
-        for pod in sorted(waiting, key=_age):
-            try:
-                self._schedule(pod, self._look(pods))
-            except CallFailed as error:
-                if error.status not in {404, 409}:
-                    raise
-            pods = self._api.list(PODS)
+        uids = {pod["metadata"]["uid"] for pod in waiting}
+        self._parked = {uid: seen for uid, seen in self._parked.items() if uid in uids}
+        todo = [pod for pod in waiting if self._parked.get(pod["metadata"]["uid"]) != _seen(pod, chances)]
+        if not todo:
+            return
+        world = self._look(pods, chances)
+        for pod in sorted(todo, key=_rank):
+            self._api.attempt(self._schedule, pod, world, chances)
 
-    def _look(self, pods: list[Json]) -> World:
-        claims = self._api.list(CLAIMS)
+    def _look(self, pods: list[Json], chances: int) -> World:
+        if self._ruled_out_at != chances:
+            self._ruled_out, self._ruled_out_at = {}, chances
         classes = self._api.list(CLASSES)
-        allocator = Allocator(
-            slices=self._api.list(SLICES),
-            classes=classes,
-            allocated=allocated_state(claims),
-            compile_selector=self._compile,
-            features=self._features,
-        )
-        return World(
-            nodes=sorted(self._api.list(NODES), key=lambda node: str(node["metadata"]["name"])),
-            pods=pods,
+        claims = self._api.list(CLAIMS)
+        world = World(
+            nodes=self._api.list(NODES),
             claims={(item["metadata"]["namespace"], item["metadata"]["name"]): item for item in claims},
-            classes=classes,
-            allocator=allocator,
+            allocator=self._allocator_for(classes),
             by_resource=classes_by_resource(classes),
+            ruled_out=self._ruled_out,
+            leftovers=_extended_by_pod(claims),
         )
+        world.load_pods(pods)
+        world.count_allocated()
+        return world
 
-    def _schedule(self, pod: Json, world: World) -> None:
+    def _allocator_for(self, classes: list[Json]) -> Allocator:
+        """Give the allocator for the slices and classes of now; parsed slices and verdicts are kept while they stay."""
+        slices, rules = self._api.list(SLICES), self._api.list(TAINT_RULES)
+        key = tuple(
+            (item["metadata"]["uid"], item["metadata"]["resourceVersion"])
+            for item in (*slices, *classes, *rules)
+        )
+        if self._allocator is None or key != self._allocator_key:
+            self._allocator_key = key
+            self._allocator = Allocator(
+                slices=tainted_slices(slices, rules),
+                classes=classes,
+                allocated=AllocatedState(),
+                compile_selector=self._compile,
+                features=self._features,
+            )
+        return self._allocator
+
+    def _schedule(self, pod: Json, world: World, chances: int) -> None:
+        self._drop_leftover(pod, world)
         claims, missing = pod_claims(pod, world.claims)
         if missing:
-            self._unschedulable(pod, missing)
+            self._park(pod, missing, chances)
             return
-        reasons: Counter[str] = Counter()
-        best: Placement | None = None
         try:
-            for node in world.nodes:
-                placement = self._try(pod, node, claims, world)
-                if isinstance(placement, str):
-                    reasons[placement] += 1
-                elif best is None or placement.score > best.score:
-                    best = placement
+            place = choose_place(pod, claims, world)
         except DraError as error:
-            self._unschedulable(pod, f'running Filter plugin "DynamicResources": {error.message}')
+            self._park(pod, f'running Filter plugin "DynamicResources": {error.message}', chances)
             return
-        if best is None:
-            self._unschedulable(pod, unschedulable_text(len(world.nodes), reasons))
-        else:
-            self._bind(pod, best)
+        if isinstance(place, Placement):
+            self._bind(pod, place, world)
+            return
+        self._park(pod, unschedulable_text(len(world.nodes), place), chances)
+        if ELSEWHERE in place:
+            self._give_up_claim(pod, claims, world)
 
-    def _try(self, pod: Json, node: Json, claims: Sequence[Json], world: World) -> Placement | str:
-        name = node["metadata"]["name"]
-        placed = [
-            other
-            for other in world.pods
-            if (other.get("spec") or {}).get("nodeName") == name and not is_done(other)
-        ]
-        reason = why_not(pod, node, placed)
-        if reason is not None:
-            return reason
-        served, reason = plugin_resources(pod, node, placed, world.by_resource)
-        if reason is not None:
-            return reason
-        fresh: list[Json] = []
+    def _give_up_claim(self, pod: Json, claims: Sequence[Json], world: World) -> None:
+        """Deallocate a claim that nobody else uses: it may fit where the pod can go. Source: PostFilter."""
+        uid = pod["metadata"]["uid"]
         for claim in claims:
-            allocation = (claim.get("status") or {}).get("allocation")
-            if not allocation:
-                fresh.append(claim)
-            elif allocation.get("nodeSelector") and not node_matches(allocation["nodeSelector"], node):
-                return "resourceclaim not available on the node"
-        requests, mappings = extended_requests(
-            pod, {k: v for k, v in world.by_resource.items() if k not in served}
-        )
-        special = extended_claim(pod, requests) if requests else None
-        wanted_claims = [*fresh, *([special] if special else [])]
-        if not wanted_claims:
-            return Placement(node=name, reserve=list(claims))
-        try:
-            found = world.allocator.allocate(node, wanted_claims)
-        except AllocatorError as error:
-            if error.on_node_only:
-                return error.message
-            raise
-        if found is None:
-            return "cannot allocate all claims"
-        placement = Placement(node=name, reserve=[claim for claim in claims if claim not in fresh])
-        placement.allocations = list(zip(fresh, found, strict=False))
-        if special is not None:
-            placement.extended = (special, found[-1], mappings)
-        placement.score = sum(_score(claim, allocation) for claim, allocation in placement.allocations)
-        return placement
+            status = claim.get("status") or {}
+            if status.get("allocation") and all(
+                user.get("uid") == uid for user in status.get("reservedFor") or []
+            ):
+                world.claim_written(self._deallocate(claim))
+                return
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def _bind(self, pod: Json, placement: Placement) -> None:
-        for claim, allocation in placement.allocations:
-            self._write_claim(claim, pod, allocation)
-        for claim in placement.reserve:
-            self._write_claim(claim, pod, None)
-        if placement.extended is not None:
-            claim, allocation, mappings = placement.extended
-            body = {**claim, "metadata": {k: v for k, v in claim["metadata"].items() if k != "name"}}
-            made = self._api.create(CLAIMS, body)
-            self._write_claim(made, pod, allocation)
-            status = {
-                **(pod.get("status") or {}),
-                "extendedResourceClaimStatus": {
-                    "resourceClaimName": made["metadata"]["name"],
-                    "requestMappings": mappings,
-                },
-            }
-            pod = self._api.replace(PODS, {**pod, "status": status}, subresource="status")
-        path = f"{path_of(PODS, pod)}/{pod['metadata']['name']}/binding"
-        body = {
-            "apiVersion": "v1",
-            "kind": "Binding",
-            "metadata": {"name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]},
-            "target": {"kind": "Node", "name": placement.node},
-        }
-        self._api.call("POST", path, body)
-        target = f"{pod['metadata']['namespace']}/{pod['metadata']['name']} to {placement.node}"
+    def _bind(self, pod: Json, place: Placement, world: World) -> None:
+        for claim, allocation in place.allocations:
+            self._write_claim(claim, pod, allocation, world)
+        for claim in place.reserve:
+            self._write_claim(claim, pod, None, world)
+        if place.extended is not None:
+            pod = self._write_extended(pod, place.extended, world)
+        self._api.bind(pod, place.node)
+        self._parked.pop(pod["metadata"]["uid"], None)
+        world.add_pod(place.node, pod)
+        target = f"{pod['metadata']['namespace']}/{pod['metadata']['name']} to {place.node}"
         self._event(pod, "Normal", "Scheduled", f"Successfully assigned {target}")
 
-    def _write_claim(self, claim: Json, pod: Json, allocation: Json | None) -> None:
-        status = dict(claim.get("status") or {})
+    def _write_claim(self, claim: Json, pod: Json, allocation: Json | None, world: World) -> None:
+        try:
+            status = with_reservation(claim, pod)
+        except ValueError as error:
+            raise CallFailed("PUT", claim["metadata"]["name"], 409, {"message": str(error)}) from error
         if allocation is not None:
             finalizers = claim["metadata"].get("finalizers") or []
             if FINALIZER not in finalizers:
                 metadata = {**claim["metadata"], "finalizers": [*finalizers, FINALIZER]}
                 claim = self._api.replace(CLAIMS, {**claim, "metadata": metadata})
-            status["allocation"] = allocation
-        consumer = {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
-        reserved = status.get("reservedFor") or []
-        if all(entry.get("uid") != consumer["uid"] for entry in reserved):
-            reserved = [*reserved, consumer]
-        elif allocation is None:
-            return
-        status["reservedFor"] = reserved
-        self._api.replace(CLAIMS, {**claim, "status": status}, subresource="status")
+            status = {**(status or claim.get("status") or {}), "allocation": allocation}
+        if status is not None:
+            stored = self._api.replace(CLAIMS, {**claim, "status": status}, subresource="status")
+            world.claim_written(stored)
 
-    def _unschedulable(self, pod: Json, message: str) -> None:
-        condition = {
-            "type": "PodScheduled",
-            "status": "False",
-            "reason": "Unschedulable",
-            "message": message,
-            "lastTransitionTime": self._api.server.api.now(),
+    def _write_extended(self, pod: Json, extended: tuple[Json, Json, list[Json]], world: World) -> Json:
+        """Make the claim for a pod's extended resources and name it in the pod's status; gives the pod."""
+        claim, allocation, mappings = extended
+        body = {**claim, "metadata": {k: v for k, v in claim["metadata"].items() if k != "name"}}
+        made = self._api.create(CLAIMS, body)
+        self._write_claim(made, pod, allocation, world)
+        about = {"resourceClaimName": made["metadata"]["name"], "requestMappings": mappings}
+        status = {**(pod.get("status") or {}), "extendedResourceClaimStatus": about}
+        return self._api.replace(PODS, {**pod, "status": status}, subresource="status")
+
+    def _drop_leftover(self, pod: Json, world: World) -> None:
+        """Delete the extended-resource claim that an earlier attempt at this pod made and did not finish."""
+        claim = world.leftovers.pop(pod["metadata"]["uid"], None)
+        if claim is None:
+            return
+        freed = self._deallocate(claim)
+        world.claim_written(freed)
+        self._api.delete(CLAIMS, freed)
+
+    def _deallocate(self, claim: Json) -> Json:
+        status = {
+            key: value
+            for key, value in (claim.get("status") or {}).items()
+            if key not in {"allocation", "reservedFor", "devices"}
         }
+        return self._api.replace(CLAIMS, {**claim, "status": status}, subresource="status")
+
+    def _park(self, pod: Json, message: str, chances: int) -> None:
+        """Say why a pod waits, and leave it until something changes."""
         status = dict(pod.get("status") or {})
         others = [item for item in status.get("conditions") or [] if item["type"] != "PodScheduled"]
         old = [item for item in status.get("conditions") or [] if item["type"] == "PodScheduled"]
-        if old and old[0].get("message") == message and old[0].get("status") == "False":
-            return
-        status["conditions"] = [*others, condition]
-        status.setdefault("phase", "Pending")
-        self._api.replace(PODS, {**pod, "status": status}, subresource="status")
-        self._event(pod, "Warning", "FailedScheduling", message)
+        if not (old and old[0].get("message") == message and old[0].get("status") == "False"):
+            condition = {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": message,
+                "lastTransitionTime": self._api.now(),
+            }
+            status["conditions"] = [*others, condition]
+            status.setdefault("phase", "Pending")
+            pod = self._api.replace(PODS, {**pod, "status": status}, subresource="status")
+            self._event(pod, "Warning", "FailedScheduling", message)
+        self._parked[pod["metadata"]["uid"]] = _seen(pod, chances)
 
     def _event(self, pod: Json, kind: str, reason: str, message: str) -> None:
-        metadata = pod["metadata"]
-        self._events[metadata["uid"]] += 1
-        now = self._api.server.api.now()
-        self._api.create(
-            EVENTS,
-            {
-                "apiVersion": "v1",
-                "kind": "Event",
-                "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
-                "involvedObject": {
-                    "apiVersion": "v1",
-                    "kind": "Pod",
-                    "name": metadata["name"],
-                    "namespace": metadata["namespace"],
-                    "uid": metadata["uid"],
-                },
-                "type": kind,
-                "reason": reason,
-                "message": message,
-                "source": {"component": "default-scheduler"},
-                "firstTimestamp": now,
-                "lastTimestamp": now,
-                "count": 1,
-            },
-        )
+        self._api.event(pod, kind, reason=reason, message=message, component=_COMPONENT)
+
+
+_ALWAYS = frozenset(collection.key for collection in (NODES, CLASSES, SLICES, TAINT_RULES))
+
+
+def could_help(resource: str, change: Change) -> bool:
+    """Tell whether a write may give a pod that waits a place. A pod's own changes are seen by its version."""
+    if resource in _ALWAYS:
+        return True
+    before, after = change.before, change.after
+    if resource == PODS.key:
+        return after is None or (is_done(after) and not (before is not None and is_done(before)))
+    if resource != CLAIMS.key:
+        return False
+    if before is None or after is None:
+        # A claim made for a pod helps that pod only, and the pod's status will name it.
+        return after is None or owner_pod(after) is None
+    if bool(before["metadata"].get("deletionTimestamp")) != bool(after["metadata"].get("deletionTimestamp")):
+        return True
+    had, has = (bool((item.get("status") or {}).get("allocation")) for item in (before, after))
+    return (had and not has) or (has and not had and owner_pod(after) is None)
+
+
+def _extended_by_pod(claims: Iterable[Json]) -> dict[str, Json]:
+    """Index the claims for extended resources by the UID of their pod."""
+    found: dict[str, Json] = {}
+    for claim in claims:
+        metadata = claim["metadata"]
+        made = EXTENDED_CLAIM_ANNOTATION in (metadata.get("annotations") or {})
+        owner = owner_pod(claim) if made else None
+        if owner is not None and not metadata.get("deletionTimestamp"):
+            found[owner["uid"]] = claim
+    return found
+
+
+def _seen(pod: Mapping[str, Any], chances: int) -> tuple[str, int]:
+    return pod["metadata"]["resourceVersion"], chances
 
 
 def _waits(pod: Mapping[str, Any]) -> bool:
@@ -268,59 +272,12 @@ def _waits(pod: Mapping[str, Any]) -> bool:
         or spec.get("schedulingGates")
         or is_done(pod)
         or pod["metadata"].get("deletionTimestamp")
-        or (spec.get("schedulerName") or "default-scheduler") != "default-scheduler"
+        or (spec.get("schedulerName") or _COMPONENT) != _COMPONENT
     )
 
 
-def _age(pod: Mapping[str, Any]) -> tuple[str, int, str]:
-    # Times have whole seconds; the revision at which a pod was made is not kept, so the uid breaks ties.
+def _rank(pod: Mapping[str, Any]) -> tuple[int, str, str]:
+    # Times have whole seconds; the revision at which a pod was made is not kept, so the name breaks ties.
     metadata = pod["metadata"]
-    return (
-        metadata.get("creationTimestamp") or "",
-        -(int((pod.get("spec") or {}).get("priority") or 0)),
-        metadata["name"],
-    )
-
-
-def pod_claims(pod: Mapping[str, Any], claims: Mapping[tuple[str, str], Json]) -> tuple[list[Json], str]:
-    """Give a pod's claims in its order, and why one of them is missing (empty if none is)."""
-    namespace = pod["metadata"]["namespace"]
-    statuses = {
-        entry["name"]: entry.get("resourceClaimName")
-        for entry in (pod.get("status") or {}).get("resourceClaimStatuses") or []
-    }
-    found: list[Json] = []
-    for entry in (pod.get("spec") or {}).get("resourceClaims") or []:
-        name = entry.get("resourceClaimName")
-        if not name:
-            if entry["name"] not in statuses:
-                return [], f'pod "{namespace}/{pod["metadata"]["name"]}": ResourceClaim not created yet'
-            name = statuses[entry["name"]]
-            if not name:
-                continue
-        claim = claims.get((namespace, name))
-        if claim is None:
-            return [], f'resourceclaim "{name}" not found'
-        if claim["metadata"].get("deletionTimestamp"):
-            return [], f'resourceclaim "{name}" is being deleted'
-        found.append(claim)
-    return found, ""
-
-
-def _score(claim: Json, allocation: Json) -> int:
-    """Prefer nodes where `firstAvailable` requests get an early alternative: 8 minus its position each."""
-    total = 0
-    chosen = {result["request"] for result in allocation["devices"]["results"]}
-    for request in claim["spec"]["devices"].get("requests") or []:
-        for position, alternative in enumerate(request.get("firstAvailable") or []):
-            if f"{request['name']}/{alternative['name']}" in chosen:
-                total += 8 - position
-    return total
-
-
-def unschedulable_text(total: int, reasons: Mapping[str, int]) -> str:
-    """Give the text of kube-scheduler: `0/2 nodes are available: 2 cannot allocate all claims.`"""
-    if not total:
-        return "no nodes available to schedule pods"
-    parts = sorted(f"{count} {reason}" for reason, count in reasons.items())
-    return f"0/{total} nodes are available: {', '.join(parts)}."
+    priority = int((pod.get("spec") or {}).get("priority") or 0)
+    return -priority, metadata.get("creationTimestamp") or "", metadata["name"]
