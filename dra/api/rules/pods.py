@@ -184,8 +184,13 @@ def validate_change(new: Json, old: Json) -> list[Cause]:
         return [forbidden("spec.tolerations", why)]
     if any(len(new.get(k) or []) != len(old.get(k) or []) for k in ("containers", "initContainers")):
         return [forbidden("spec", "pod updates may not add or remove containers")]
+    gates = [gate["name"] for gate in old.get("schedulingGates") or []]
+    for gate in new.get("schedulingGates") or []:
+        if gate["name"] not in gates:
+            why = f"only deletion is allowed, but found new scheduling gate '{gate['name']}'"
+            return [forbidden("spec.schedulingGates", why)]
     masked = copy.deepcopy(new)
-    for key in ("tolerations", "activeDeadlineSeconds", "terminationGracePeriodSeconds"):
+    for key in ("schedulingGates", "tolerations", "activeDeadlineSeconds", "terminationGracePeriodSeconds"):
         if key in old:
             masked[key] = old[key]
         else:

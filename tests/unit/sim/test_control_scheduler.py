@@ -151,6 +151,7 @@ def test_a_pod_with_a_scheduling_gate_waits_until_the_gate_is_gone(cluster):
     cluster.pod("gated", template="one-gpu", schedulingGates=[{"name": "example.com/quota"}])
     cluster.sync()
     assert cluster.node_of("gated") == ""
+    assert cluster.reason("gated") == "Scheduling is blocked due to non-empty scheduling gates"
     assert "allocation" not in cluster.claim_of("gated").get("status", {})
     pod = cluster.get_pod("gated")
     del pod["spec"]["schedulingGates"]

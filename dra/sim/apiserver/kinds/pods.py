@@ -50,6 +50,10 @@ class PodStrategy(Strategy):
         if spec.get("enableServiceLinks") is None:
             spec["enableServiceLinks"] = True
         new["status"] = {"phase": "Pending", "qosClass": qos_class(spec)}
+        if spec.get("schedulingGates"):
+            why = "Scheduling is blocked due to non-empty scheduling gates"
+            gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": why}
+            new["status"]["conditions"] = [gated]
 
     def admit_create(self, new: Json, call: Call) -> None:
         """Add service account, token, priority and the usual tolerations.
