@@ -63,13 +63,12 @@ class CelEvalError(DraError):
     `error_class` groups the reasons: `no_such_key`, `no_such_overload`, `cost_limit`, ...
     """
 
-    def __init__(self, message: str, *, error_class: str, source: str = "", device: str = "") -> None:
+    def __init__(self, message: str, *, error_class: str, source: str = "") -> None:
         super().__init__(
             "DRA-CEL-EVAL",
             message,
             remedy=_REMEDIES.get(error_class, "Correct the selector, or guard the term that fails."),
             expression=source,
-            device=device,
         )
         self.error_class = error_class
         self.source = source

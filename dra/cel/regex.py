@@ -307,13 +307,6 @@ class _Translator:
         while first or not pattern.startswith("]", self.at):
             if self.at >= len(pattern):
                 raise self.fail("missing closing ]", pattern[start:])
-            if (
-                pattern.startswith("-", self.at)
-                and not first
-                and self.at + 1 < len(pattern)
-                and pattern[self.at + 1] != "]"
-            ):
-                raise self.fail("invalid character class range", pattern[self.at : self.at + 2])
             first = False
             parts.append(self.class_item())
         self.at += 1

@@ -67,13 +67,23 @@ class CelQuantity(Opaque):
         self.scale = scale
         self.fast = fast
 
+    @property
+    def sign(self) -> int:
+        """-1, 0 or 1."""
+        return (self.unscaled > 0) - (self.unscaled < 0)
+
+    @property
+    def magnitude(self) -> float:
+        """The decimal logarithm of the amount, to about one."""
+        return self.unscaled.bit_length() * 0.30103 - self.scale
+
     def same(self, other: CelQuantity) -> bool:
         """Whether the amounts are equal."""
         return compare_quantities(self, other) == 0
 
     def integer(self) -> int | None:
         """The amount as Go's AsInt64 gives it, or None where that form has no integer."""
-        if not self.fast or self.scale > 0:
+        if not self.fast or self.scale > 0 or (self.unscaled and self.scale < -18):
             return None
         value = int(self.unscaled * 10**-self.scale)
         return value if MIN_INT <= value <= MAX_INT else None
@@ -153,6 +163,12 @@ def _big(digits: str) -> int:
 
 def compare_quantities(left: CelQuantity, right: CelQuantity) -> int:
     """Give -1, 0 or 1, exactly."""
+    if left.sign != right.sign:
+        return -1 if left.sign < right.sign else 1
+    # Far apart in size: no need to write out the powers of ten between them.
+    distance = left.magnitude - right.magnitude
+    if abs(distance) > 2:
+        return left.sign if distance > 0 else -left.sign
     if left.scale == right.scale:
         first, second = left.unscaled, right.unscaled
     elif left.scale < right.scale:
@@ -199,7 +215,7 @@ def _is_quantity(text: str) -> bool:
 
 @implement("sign", CelQuantity)
 def _sign(value: CelQuantity) -> int:
-    return (value.unscaled > 0) - (value.unscaled < 0)
+    return value.sign
 
 
 @implement("isGreaterThan", CelQuantity, CelQuantity)
