@@ -228,11 +228,16 @@ def _idle_cpu(daemon: DaemonProcess, seconds: float) -> float:
 
 def print_table(figures: list[Figure]) -> None:
     """Print for people."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
     print(f"{'what':<46} {'ours':>9} {'budget':>9}  {'unit':<12} {'':<5} NVIDIA's driver")
     for item in figures:
         verdict = "ok" if item.met else "OVER"
         print(
             f"{item.what:<46} {item.value:>9.2f} {item.budget:>9g}  {item.unit:<12} {verdict:<5} {item.nvidia}"
+        )
+    if load > cores:
+        print(
+            f"The machine has other work (load {load:.1f} on {cores} cores): times are longer than they would be."
         )
 
 

@@ -1,0 +1,54 @@
+"""What the daemon takes of the node and of the API server: counts that hold on any machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.process.harness import DRIVER, RESOURCE_API, Node, ref_of
+from tests.process.invariants import Vitals
+
+# Twenty of its own and of gRPC's; a pool's thread goes after ten idle seconds.
+MOST_THREADS_AFTER_ONE_CLAIM_AT_A_TIME = 24
+
+
+@pytest.fixture(scope="module")
+def worked():
+    """A daemon that prepared five claims one after the other and unprepared them; with the requests of each call."""
+    node = Node()
+    kubelet, daemon = node.kubelet(), node.daemon()
+    connection = kubelet.wait_registered(DRIVER)
+    node.wait_published()
+    requests, costs = node.api.requests, []
+
+    def asked(call, claim):
+        requests.clear()
+        (entry,) = call([ref_of(claim)]).claims.values()
+        assert entry.error == ""
+        return [(entry.method, entry.target) for entry in requests.find("*", "resourceclaims")]
+
+    for number in range(5):
+        claim = node.claim(f"c{number}", f"gpu-{number}")
+        costs.append((asked(connection.prepare, claim), asked(connection.unprepare, claim)))
+    yield daemon, costs
+    node.close()
+
+
+def test_a_prepare_is_one_request_for_its_claim_and_an_unprepare_none(worked):
+    _, costs = worked
+    base = f"{RESOURCE_API}/namespaces/default/resourceclaims"
+    assert costs == [([("GET", f"{base}/c{number}")], []) for number in range(5)]
+
+
+def test_what_only_configurations_and_the_command_line_need_is_not_loaded(worked):
+    """Seen in the process itself: the shared objects that it has mapped."""
+    daemon, _ = worked
+    mapped = Path(f"/proc/{daemon.process.pid}/maps").read_text()
+    assert "cygrpc" in mapped
+    assert "_pydantic_core" not in mapped
+
+
+def test_one_claim_at_a_time_needs_few_threads(worked):
+    daemon, _ = worked
+    assert Vitals.of(daemon.process.pid).threads <= MOST_THREADS_AFTER_ONE_CLAIM_AT_A_TIME
