@@ -2,7 +2,7 @@
 
 Source: the CEL grammar. The middle of `a ? b : c` may not hold another ternary without brackets; chains of `!` and of
 `-` fold; a sign directly before a number belongs to the number. Nesting is limited to 250 levels.
-One expression level takes two Python frames, so that the limit is reached before Python's own.
+One expression level takes three Python frames, so that the limit is reached before Python's own.
 """
 
 from __future__ import annotations
