@@ -39,10 +39,22 @@ class Allocator:
         allocated: AllocatedState,
         compile_selector: CompileSelector,
         features: Features | None = None,
+        max_steps: int = 0,
     ) -> None:
+        """Read the state once.
+
+        Args:
+            slices: v1 ResourceSlices.
+            classes: v1 DeviceClasses.
+            allocated: what claims hold already.
+            compile_selector: the CEL compiler.
+            features: the gates.
+            max_steps: devices that one `allocate` may try before it gives up with SearchLimitError; 0 is no limit.
+        """
         self.features = features or Features()
         self.allocated = allocated
-        self._pools = PoolIndex(slices)
+        self.pools = PoolIndex(slices)
+        self._max_steps = max_steps
         self._classes = {item["metadata"]["name"]: item for item in classes}
         self._compile = compile_selector
         self._selectors: dict[str, Selector] = {}
@@ -56,9 +68,10 @@ class Allocator:
 
         Raises:
             AllocatorError: where the scheduler's allocator returns an error.
+            SearchLimitError: `max_steps` were not enough.
         """
         self._claim_name = ""
-        pools = self._pools.for_node(node, self.features)
+        pools = self.pools.for_node(node, self.features)
         reader = RequestReader(
             features=self.features,
             classes=self._classes,
@@ -79,6 +92,7 @@ class Allocator:
             constraints=constraints,
             allocated=self.allocated,
             matches=self._matches,
+            max_steps=self._max_steps,
         )
         found = search.run()
         if found is None:

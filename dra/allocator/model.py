@@ -52,6 +52,13 @@ class AllocatorError(DraError):
         self.on_node_only = on_node_only
 
 
+class SearchLimitError(DraError):
+    """The search gave up. The scheduler has a time limit of ten seconds a node for the same reason."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__("DRA-ALLOCATION-TOO-LONG", f"no decision after {steps} devices were tried")
+
+
 class Selector(Protocol):
     """A compiled CEL selector; `dra.cel` makes them."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dra.allocator.model import Device, DeviceId, Features, Pool
+from dra.allocator.model import AllocatedState, Device, DeviceId, Features, Pool
 from dra.allocator.nodes import node_matches
 from dra.values import Quantity
 
@@ -96,6 +96,16 @@ def _targets(selection: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
     return selector is not None and node_matches(selector, node)
 
 
+def counters_left(pool: Pool, allocated: AllocatedState) -> dict[tuple[str, str], int]:
+    """Give what is left of a pool's counters after all that is allocated and still published."""
+    left = dict(pool.counters)
+    for device in pool.all_devices:
+        if device.consumes and (device.id in allocated.devices or device.id in allocated.shared):
+            for counter, amount in device.consumes.items():
+                left[counter] = left.get(counter, 0) - amount
+    return left
+
+
 class PoolIndex:
     """All slices of a cluster by pool, and the pools that each node has to look at."""
 
@@ -111,6 +121,10 @@ class PoolIndex:
                 self._by_node.setdefault(name, set()).add(key)
             else:
                 self._anywhere.add(key)
+
+    def all_slices(self) -> list[ParsedSlice]:
+        """Give every slice, by driver, pool and name."""
+        return [item for key in sorted(self._pools) for item in self._pools[key]]
 
     def for_node(self, node: Mapping[str, Any], features: Features) -> list[Pool]:
         """Give the pools that a node may use, in the order in which they are searched.

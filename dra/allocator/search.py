@@ -11,7 +11,17 @@ from dataclasses import dataclass, field
 
 from dra.allocator.capacity import consumed, fits_whole
 from dra.allocator.constraints import Constraint
-from dra.allocator.model import MAX_RESULTS, AllocatedState, AllocatorError, Device, DeviceId, Features, Pool
+from dra.allocator.model import (
+    MAX_RESULTS,
+    AllocatedState,
+    AllocatorError,
+    Device,
+    DeviceId,
+    Features,
+    Pool,
+    SearchLimitError,
+)
+from dra.allocator.pools import counters_left
 from dra.allocator.requests import ClaimSearch, Matches, Request
 from dra.allocator.taints import untolerated
 
@@ -39,6 +49,9 @@ class Search:
     constraints: Sequence[Sequence[Constraint]]
     allocated: AllocatedState
     matches: Matches
+    # Devices that may be tried; 0 is no limit.
+    max_steps: int = 0
+    _steps: int = 0
     # Devices that this attempt gave out: how often, and for which claims.
     _taken: dict[DeviceId, list[int]] = field(default_factory=dict)
     _results: list[list[Chosen]] = field(default_factory=list)
@@ -143,6 +156,9 @@ class Search:
 
     def _take(self, claim: int, request: Request, device: Device, *, must: bool) -> bool:
         """Give a device to a request if counters, taints, constraints and capacity allow it."""
+        self._steps += 1
+        if self.max_steps and self._steps > self.max_steps:
+            raise SearchLimitError(self.max_steps)
         takes: dict[str, int] | None = None
         if self.features.consumable_capacity:
             if device.multi:
@@ -216,13 +232,7 @@ class Search:
         key = (device.id.driver, device.id.pool)
         left = self._counters.get(key)
         if left is None:
-            pool = self._by_pool[key]
-            left = dict(pool.counters)
-            held = self.allocated.devices | self.allocated.shared
-            for other in pool.all_devices:
-                if other.consumes and other.id in held:
-                    for counter, amount in other.consumes.items():
-                        left[counter] = left.get(counter, 0) - amount
+            left = counters_left(self._by_pool[key], self.allocated)
             self._counters[key] = left
         return left
 

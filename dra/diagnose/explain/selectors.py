@@ -1,0 +1,198 @@
+"""What the selectors of one request say to devices, term by term; once for all devices that are alike to them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dra.allocator.model import Device
+from dra.cel import CelCompileError, CelEvalError, Selector, SubTerm, compile_selector
+from dra.cel.interpreter import step_of
+from dra.cel.tree import Call, Fold, Ident, Literal, Node, Select, children
+from dra.diagnose.explain.model import Miss, Trace
+
+# Devices of which each is a case of its own are traced so far; the rest are only told apart by yes and no.
+MAX_TRACES = 5000
+_KINDS = ("int", "bool", "string")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSelector:
+    """A selector and where it stands: `class NAME` or `request`, and its number there."""
+
+    origin: str
+    index: int
+    selector: Selector
+
+
+@dataclass(slots=True)
+class RequestSelectors:
+    """The selectors of a request, those of its class first; all must be true."""
+
+    selectors: Sequence[NamedSelector]
+    _names: frozenset[str] | None = None
+    _known: dict[object, Trace] = field(default_factory=dict)
+    _relevant: dict[str, bool] = field(default_factory=dict)
+    # Values that each part of a device had, over all kinds of devices: to tell what there is instead.
+    seen: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names: set[str] = set()
+        if all(_reads(item.selector.root, names) for item in self.selectors):
+            self._names = frozenset(names)
+
+    def trace(self, device: Device) -> Trace:
+        """Say what the selectors make of a device."""
+        key = self._likeness(device)
+        known = self._known.get(key)
+        if known is None:
+            full = len(self._known) < MAX_TRACES
+            known = self._known[key] = self._trace(device, full=full)
+        return known
+
+    def drivers(self) -> frozenset[str]:
+        """Give the drivers that the selectors name with `device.driver == "…"`; empty if they name none."""
+        found: set[str] = set()
+        for item in self.selectors:
+            found.update(_drivers(item.selector.root))
+        return frozenset(found)
+
+    def _likeness(self, device: Device) -> object:
+        if self._names is None:
+            return device.id
+        relevant, names = self._relevant, self._names
+        parts: list[object] = [device.id.driver, device.multi]
+        for group in ("attributes", "capacity"):
+            for name, value in (device.raw.get(group) or {}).items():
+                wanted = relevant.get(name)
+                if wanted is None:
+                    wanted = relevant[name] = name.rpartition("/")[2] in names
+                # A value that no expression can read makes all of them fail.
+                if wanted or (group == "attributes" and not any(kind in value for kind in _KINDS)):
+                    parts.append((group, name, repr(value)))
+        return tuple(parts)
+
+    def _trace(self, device: Device, *, full: bool) -> Trace:
+        stage = error = ""
+        misses: list[Miss] = []
+        passed = 0
+        for item in self.selectors:
+            try:
+                matched = item.selector.evaluate(device.raw, driver=device.id.driver)
+            except CelEvalError as failure:
+                matched = False
+                if not stage:
+                    stage, error = "error", f"{item.origin}, selector #{item.index}: {failure.message}"
+            if not matched and not stage:
+                stage = "class" if item.origin != "request" else "selector"
+            if full:
+                passed += self._look(item, device, misses, matched=matched)
+        return Trace(stage, tuple(misses), error, passed)
+
+    def _look(self, item: NamedSelector, device: Device, misses: list[Miss], *, matched: bool) -> int:
+        """Add the false terms of a selector; give how many are true."""
+        terms = _leaves(item.selector.explain(device.raw, driver=device.id.driver))
+        passed = 0
+        for term in terms:
+            found = term
+            if not term.reached:
+                found = _alone(term, device)
+            if found.value is True:
+                passed += 1
+            elif (
+                not matched and (found.value is False or found.failure) and (term.decided or not term.reached)
+            ):
+                misses.append(Miss(item.origin, item.index, term.text, found.saw, found.failure))
+            if not found.failure:
+                for path, value in found.saw:
+                    self.seen.setdefault(path, Counter())[value] += 1
+        return passed
+
+
+def _leaves(terms: Sequence[SubTerm]) -> list[SubTerm]:
+    """Leave out terms that have terms of their own: the next one stands deeper."""
+    return [
+        term
+        for position, term in enumerate(terms)
+        if position + 1 == len(terms) or terms[position + 1].depth <= term.depth
+    ]
+
+
+def _alone(term: SubTerm, device: Device) -> SubTerm:
+    """Evaluate a term that the whole did not come to, if it can stand alone."""
+    try:
+        selector = compile_selector(term.text)
+    except CelCompileError:
+        return term
+    found = selector.explain(device.raw, driver=device.id.driver)
+    return found[0] if len(found) == 1 else term
+
+
+def _reads(node: Node, names: set[str]) -> bool:
+    """Collect the names that an expression may read; False where it may read any (a loop, a whole map)."""
+    match node:
+        case Select():
+            names.add(node.field)
+        case Literal():
+            if isinstance(node.value, str):
+                names.add(node.value)
+                names.add(node.value.rpartition("/")[2])
+        case Fold():
+            if node.macro != "bind":
+                return False
+        case Call():
+            step = step_of(node)
+            if step is not None and not isinstance(step[1], Literal):
+                return False
+            if node.name == "@in":
+                if not isinstance(node.args[0], Literal) and _takes_map(node.args[1]):
+                    return False
+            elif step is None and any(_takes_map(part) for part in children(node)):
+                return False
+    return all(_reads(part, names) for part in children(node))
+
+
+def _takes_map(node: Node) -> bool:
+    """Tell whether a node may be a whole map of the device: a short chain, or a bound name."""
+    length = 0
+    names: list[object] = []
+    while (step := step_of(node)) is not None:
+        node, length = step[0], length + 1
+        names.append(step[1])
+    if not isinstance(node, Ident):
+        return False
+    if node.name != "device":
+        return length == 0
+    return length < 3 and not (length == 1 and names[0] in {"driver", "allowMultipleAllocations"})
+
+
+def _drivers(node: Node) -> Iterator[str]:
+    if isinstance(node, Call) and node.name == "_==_":
+        for one, other in (node.args, node.args[::-1]):
+            if (
+                isinstance(one, Select)
+                and one.field == "driver"
+                and isinstance(one.operand, Ident)
+                and one.operand.name == "device"
+                and isinstance(other, Literal)
+                and isinstance(other.value, str)
+            ):
+                yield other.value
+    if isinstance(node, Call) and node.name == "_&&_":
+        for part in children(node):
+            yield from _drivers(part)
+
+
+def names_near(device: Mapping[str, Any], missing: str) -> list[str]:
+    """Give attribute and capacity names of a device that look like a missing one."""
+    import difflib
+
+    names = [
+        name.rpartition("/")[2] for group in ("attributes", "capacity") for name in device.get(group) or {}
+    ]
+    lower = {name.lower(): name for name in names}
+    return [
+        lower[match] for match in difflib.get_close_matches(missing.lower(), list(lower), n=2, cutoff=0.7)
+    ]
