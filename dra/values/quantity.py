@@ -24,6 +24,8 @@ _FORM = re.compile(
     r"(?P<suffix>Ki|Mi|Gi|Ti|Pi|Ei|n|u|m|k|M|G|T|P|E|[eE][+-]?[0-9]+)?",
     re.ASCII,
 )
+# Longer text is no amount of anything; Python refuses to read numbers of more than 4300 digits.
+_MAX_LENGTH = 1024
 # Values above this are capped by the API server (2^63-1 of the unit).
 _MAX_NANO = ((1 << 63) - 1) * _NANO
 
@@ -43,11 +45,11 @@ class Quantity:
         Raises:
             ValueFormatError: DRA-QUANTITY.
         """
-        match = _FORM.fullmatch(text)
+        match = _FORM.fullmatch(text) if len(text) <= _MAX_LENGTH else None
         if match is None or not (match["whole"] or match["fraction"]):
             raise ValueFormatError(
                 "DRA-QUANTITY",
-                f"{text!r} is not a quantity",
+                f"{text[:64]!r} is not a quantity",
                 remedy="Write a number with an optional suffix, for example 8Gi, 500M or 2.",
             )
         fraction = match["fraction"] or ""

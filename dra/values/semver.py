@@ -19,6 +19,10 @@ _STRICT = re.compile(
 )
 
 
+# semver sets no limit, attributes have one of 64 bytes.
+_MAX_LENGTH = 1024
+
+
 @total_ordering
 @dataclass(frozen=True, slots=True, eq=False)
 class Semver:
@@ -37,7 +41,8 @@ class Semver:
         Raises:
             ValueFormatError: DRA-SEMVER.
         """
-        match = _STRICT.fullmatch(text)
+        # Longer numbers than any version has; Python refuses to read very long ones.
+        match = _STRICT.fullmatch(text) if len(text) <= _MAX_LENGTH else None
         pre = tuple(match["pre"].split(".")) if match and match["pre"] else ()
         if match is None or any(part.isdigit() and len(part) > 1 and part[0] == "0" for part in pre):
             raise ValueFormatError(
@@ -82,7 +87,7 @@ def normalise_version(text: str) -> Semver | None:
 
     Extra parts become nothing (`1.2.3.4` -> 1.2.3); text that starts with no number gives None.
     """
-    match = re.match(r"\s*v?(\d+(?:\.\d+)*)", text, re.ASCII)
+    match = re.match(r"\s*v?(\d+(?:\.\d+)*)", text[:_MAX_LENGTH], re.ASCII)
     if match is None:
         return None
     parts = [int(part) for part in match[1].split(".")][:3]

@@ -123,19 +123,3 @@ def test_errors_survive_pickling() -> None:
     with pytest.raises(CelEvalError) as failed:
         compile_selector("1 / 0 == 1").evaluate({}, driver="d")
     assert pickle.loads(pickle.dumps(failed.value)).error_class == "division_by_zero"
-
-
-def test_evaluating_the_main_expression_takes_microseconds() -> None:
-    """The budget is 10 µs; ten times that keeps the test quiet on a busy machine."""
-    import timeit
-
-    device = {"attributes": {"type": {"string": "gpu"}, "productName": {"string": "NVIDIA H100 80GB HBM3"}}}
-    gpu = 'device.attributes["gpu.nvidia.com"]'
-    selector = compile_selector(
-        f'device.driver == "gpu.nvidia.com" && {gpu}.type == "gpu" && {gpu}.productName.lowerAscii().matches("^.*h100.*$")'
-    )
-    assert selector.evaluate(device, driver="gpu.nvidia.com")
-    best = min(
-        timeit.repeat(lambda: selector.evaluate(device, driver="gpu.nvidia.com"), number=1000, repeat=5)
-    )
-    assert best / 1000 < 100e-6

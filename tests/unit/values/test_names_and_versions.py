@@ -86,3 +86,9 @@ def test_driver_versions_become_strict_ones(text: str, version: str | None) -> N
 def test_any_text_normalises_to_a_strict_version_or_to_none(text: str) -> None:
     found = normalise_version(text)
     assert found is None or Semver.parse(str(found)) == found
+
+
+def test_a_number_that_is_too_long_for_any_version_is_refused_like_other_text() -> None:
+    with pytest.raises(ValueFormatError, match="DRA-SEMVER"):
+        Semver.parse("1.2." + "9" * 5000)
+    assert normalise_version("9" * 5000 + ".1") is not None
