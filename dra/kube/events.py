@@ -33,8 +33,12 @@ ATTEMPTS = 6
 # Events of which the count can still be raised, and for how long.
 REMEMBERED = 512
 SAME_SECONDS = 600.0
-# Without the right to write events nobody asks again for a while.
+# Without the right to write events nobody asks again for a while: short at first, because a server that has just
+# started refuses until it has read its roles, then twice as long each time.
 FORBIDDEN_SECONDS = 600.0
+FIRST_FORBIDDEN_SECONDS = 5.0
+# Source: the admission plugin NamespaceLifecycle; nothing new is kept in such a namespace, and it is no missing right.
+_TERMINATING = "because it is being terminated"
 
 log = get_logger()
 
@@ -82,6 +86,7 @@ class EventRecorder:
         self._ending = threading.Event()
         self._rng = random.SystemRandom()
         self._failing = ""
+        self._refused = 0
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
         self._known: OrderedDict[tuple[str, str, str, str], _Written] = OrderedDict()
         self._mute_until = 0.0
@@ -137,14 +142,16 @@ class EventRecorder:
         while True:
             try:
                 self._write(about, type_, reason, message=message, at=at)
-                self._failing = ""
+                self._failing, self._refused = "", 0
                 return
             except KubeError as error:
                 if error.code != self._failing:
                     log.warning("event_failed", event_reason=reason, about=about.name, **error_fields(error))
                 self._failing = error.code
-                if error.status == 403:
-                    self._mute_until = self._clock.now() + FORBIDDEN_SECONDS
+                if error.status == 403 and _TERMINATING not in error.message:
+                    seconds = min(FIRST_FORBIDDEN_SECONDS * 2**self._refused, FORBIDDEN_SECONDS)
+                    self._mute_until = self._clock.now() + seconds
+                    self._refused = min(self._refused + 1, 16)
                 passing = error.status in (0, 429) or error.status >= 500
                 if not passing or backoff.failures >= ATTEMPTS or self._ending.is_set():
                     self.dropped += 1

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from dra.kube.client import KubeClient
-from dra.kube.events import BURST, QUEUE, SAME_SECONDS, EventRecorder, ObjectReference
+from dra.kube.events import (
+    BURST,
+    FIRST_FORBIDDEN_SECONDS,
+    QUEUE,
+    SAME_SECONDS,
+    EventRecorder,
+    ObjectReference,
+)
 from tests.unit.kube.fake_clock import FakeClock
 from tests.unit.kube.tiny_api import Answer, Hang, TinyApi, status_body
 
@@ -109,6 +117,48 @@ def test_without_the_right_to_write_events_nobody_keeps_asking(
     clock.advance(601)
     recorder.emit(CLAIM, "Normal", "Late", "now it may")
     settled(api, lambda: len(api.all("events")) == 1)
+
+
+def test_a_server_that_refuses_while_it_starts_is_asked_again_soon(
+    api: TinyApi, recorder: EventRecorder, clock
+) -> None:
+    api.faults.append(
+        lambda r: Answer(403, status_body(403, "Forbidden", "no")) if r.plural == "events" else None
+    )
+    recorder.emit(CLAIM, "Normal", "Early", "the roles are not read yet")
+    settled(api, lambda: recorder.dropped == 1)
+    api.faults.clear()
+    clock.advance(FIRST_FORBIDDEN_SECONDS + 0.1)
+    recorder.emit(CLAIM, "Normal", "Later", "now it may")
+    settled(api, lambda: len(api.all("events")) == 1)
+
+
+def test_a_right_that_stays_missing_is_asked_for_less_and_less(
+    api: TinyApi, recorder: EventRecorder, clock
+) -> None:
+    api.faults.append(
+        lambda r: Answer(403, status_body(403, "Forbidden", "no")) if r.plural == "events" else None
+    )
+    for number in range(3):
+        clock.advance(FIRST_FORBIDDEN_SECONDS + 0.1)
+        recorder.emit(CLAIM, "Normal", "Noise", f"message {number}")
+        settled(api, lambda number=number: recorder.dropped == number + 1)
+    assert api.count("POST", "events") == 2
+
+
+def test_a_namespace_that_is_being_deleted_silences_no_other(api: TinyApi, recorder: EventRecorder) -> None:
+    text = "unable to create new content in namespace team-a because it is being terminated"
+    api.faults.append(
+        lambda r: (
+            Answer(403, status_body(403, "Forbidden", text))
+            if r.plural == "events" and "/team-a/" in r.path
+            else None
+        )
+    )
+    recorder.emit(CLAIM, "Warning", "Lost", "said to nobody")
+    recorder.emit(replace(CLAIM, namespace="team-b", uid="uid-2"), "Warning", "Heard", "said to somebody")
+    settled(api, lambda: len(api.all("events")) == 1)
+    assert recorder.dropped == 1
 
 
 def test_an_event_survives_a_server_that_is_away_for_a_moment(api: TinyApi, recorder: EventRecorder) -> None:
