@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dra.cdi.checked import CheckedSpec, RootPart
 from dra.cdi.exposure import CommonEdits, common_edits, hook
 from dra.cdi.model import CdiDevice, CdiOptions, DeviceNode, Mount, NodeFiles, SpecDict
-from dra.cdi.spec import CheckedSpec, RootPart, device_name, kind_of, version_for
+from dra.cdi.spec import device_name, kind_of, version_for
 from dra.errors import BugError
 from dra.host.driver_lists import DISPLAY
 

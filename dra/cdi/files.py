@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dra.cdi.spec import CLASS, CheckedSpec, as_checked, encode, kind_of
+from dra.cdi.checked import CheckedSpec, as_checked
+from dra.cdi.spec import CLASS, encode, kind_of
 from dra.errors import ClaimError, HostError
 from dra.host.files import ensure_dir, host_error, is_leftover, read_bytes, remove_durable, write_durable
 

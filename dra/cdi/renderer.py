@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dra.cdi.checked import CheckedSpec, RootPart
 from dra.cdi.edits import complete_claim_spec, root_part
 from dra.cdi.exposure import CommonEdits, common_edits
 from dra.cdi.files import SpecFiles
@@ -20,7 +21,7 @@ from dra.cdi.hook import find_hook
 from dra.cdi.model import CdiDevice, CdiOptions, NodeFiles, WantedDevice
 from dra.cdi.node_making import Runner, run_program
 from dra.cdi.nodes import ClaimNodes, NodeSource
-from dra.cdi.spec import CheckedSpec, RootPart, kind_of
+from dra.cdi.spec import kind_of
 from dra.errors import ConfigError, StackError
 from dra.host.driver_catalog import DriverCatalog
 from dra.host.driver_files import DriverFiles

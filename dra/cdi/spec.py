@@ -90,82 +90,13 @@ def version_for(spec: Json) -> str:
     return max(FLOOR, minimum_version(spec), key=VERSIONS.index)
 
 
-class CheckedSpec(Mapping[str, Any]):
-    """A spec that was checked, with the bytes of its file. Its content must not be changed any more."""
-
-    __slots__ = ("_content", "data")
-
-    def __init__(self, content: SpecDict, data: bytes) -> None:
-        self._content = content
-        self.data = data
-
-    def __getitem__(self, key: str) -> Any:
-        return self._content[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._content)
-
-    def __len__(self) -> int:
-        return len(self._content)
-
-    def __repr__(self) -> str:
-        return f"CheckedSpec({self._content!r})"
-
-
-class RootPart:
-    """Mounts and hooks that many specs have in common, checked once, with their JSON. Not to be changed.
-
-    They are nine tenths of a spec; with them a claim's spec costs what its own devices cost.
-    """
-
-    __slots__ = ("content", "text", "version")
-
-    def __init__(self, content: SpecDict, *, kind: str) -> None:
-        alone = {
-            "cdiVersion": VERSIONS[-1],
-            "kind": kind,
-            "devices": [{"name": "none", "containerEdits": {"env": ["NONE="]}}],
-            "containerEdits": content,
-        }
-        check(alone)
-        self.content = content
-        self.version = version_for(alone)
-        self.text = _inner(content)
-
-    def complete(self, spec: SpecDict) -> CheckedSpec:
-        """Give the spec with these edits behind its own root edits, which must have other keys.
-
-        Raises:
-            BugError: DRA-CDI-INVALID: as `check`, of what is not checked yet.
-        """
-        own = spec["containerEdits"]
-        head = {key: value for key, value in spec.items() if key != "containerEdits"}
-        head["cdiVersion"] = max(version_for(spec), self.version, key=VERSIONS.index)
-        check({**head, "containerEdits": own})
-        edits = ",".join(part for part in (_inner(own), self.text) if part)
-        text = f'{{{_inner(head)},"containerEdits": {{{edits}}}}}\n'
-        return CheckedSpec({**head, "containerEdits": {**own, **self.content}}, text.encode())
-
-
-def as_checked(spec: Json) -> CheckedSpec:
-    """Give the spec checked and encoded; one that is already is given back.
-
-    Raises:
-        BugError: DRA-CDI-INVALID.
-    """
-    if isinstance(spec, CheckedSpec):
-        return spec
-    check(spec)
-    return CheckedSpec(dict(spec), encode(spec))
-
-
 def encode(spec: Json) -> bytes:
     """Give a spec's bytes: JSON, which readers of YAML take as well. The same spec gives the same bytes."""
-    return f"{{{_inner(spec)}}}\n".encode()
+    return f"{{{inner_json(spec)}}}\n".encode()
 
 
-def _inner(content: Json) -> str:
-    """Give the JSON of an object without its braces."""
+def inner_json(content: Json) -> str:
+    """Give the JSON of an object without its braces, as `encode` writes it."""
     # No escapes for letters beyond ASCII: YAML reads surrogate pairs otherwise than JSON.
     text = json.dumps(dict(content), ensure_ascii=False, separators=(",", ": "))[1:-1]
     return _NOT_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

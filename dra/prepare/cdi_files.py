@@ -41,7 +41,10 @@ class CdiFiles:
     def write(self, uid: str, spec: Mapping[str, Any]) -> None:
         """Write a spec, making the directory if it is not there.
 
-        Not fsynced: a spec means nothing after a reboot, when the kubelet prepares again.
+        Not fsynced: within a boot every reader sees what was renamed into place, whole, also after a crash of this
+        process. Only a power failure could tear it, and then it means nothing any more: the kubelet prepares again
+        what still runs here, `Engine.open` removes the specs of an earlier boot, and the janitor finds, by its
+        name, one that nothing tells of. CDI directories are usually on tmpfs anyway.
 
         Raises:
             HostError: DRA-HOST-NO-SPACE, DRA-HOST-READ-ONLY, ... naming the path.

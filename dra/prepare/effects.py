@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from dra.cdi.spec import CheckedSpec, as_checked
+from dra.cdi.checked import CheckedSpec, as_checked
 from dra.errors import RecordError
 from dra.prepare.cdi_files import CdiFiles
 from dra.prepare.record import JournalEntry

@@ -31,7 +31,8 @@ EntryState = Literal["pending", "applied"]
 class JournalEntry:
     """One effect: what undoes it (`kind`, `args`) and whether it is known to be done.
 
-    `pending` means that it may or may not have happened.
+    `pending` means that it may or may not have happened; a CDI spec's entry always stays so, since the file is
+    looked at each time.
     """
 
     kind: str
