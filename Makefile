@@ -7,7 +7,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
 LINT_STAMP := $(LINT)/.stamp
 
-.PHONY: help setup demo test lint bench proto clean
+.PHONY: help setup demo test lint bench lock proto clean
 help:
 	@echo "make demo   set up, then walk through the main job on a simulated node (no GPU, no Kubernetes)"
 	@echo "make test   set up, then run linters' contracts and all tests"
@@ -15,17 +15,16 @@ help:
 	@echo "make bench  figures beside their budgets"
 	@echo "make proto  regenerate dra/pb from proto/"
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml requirements/test.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install -q --upgrade "pip>=25.1"
-	$(PY) -m pip install -q -e . --group test --group proto
+	$(PY) -m pip install -q --require-hashes -r requirements/test.txt
+	$(PY) -m pip install -q --no-deps -e .
 	$(PY) -m compileall -q dra $(VENV)/lib >/dev/null 2>&1 || true
 	@touch $@
 
-$(LINT_STAMP): pyproject.toml
+$(LINT_STAMP): requirements/lint.txt
 	$(PYTHON) -m venv $(LINT)
-	$(LINT)/bin/python -m pip install -q --upgrade "pip>=25.1"
-	$(LINT)/bin/python -m pip install -q --group lint
+	$(LINT)/bin/python -m pip install -q --require-hashes -r requirements/lint.txt
 	@touch $@
 
 setup: $(STAMP)
@@ -45,6 +44,15 @@ test: lint
 bench: $(STAMP)
 	@$(PY) -m compileall -q dra >/dev/null 2>&1 || true
 	$(PY) -m tests.bench
+
+# Newest versions that pyproject.toml allows, with the hashes of every platform's files. Needs uv.
+lock:
+	uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header --no-annotate --upgrade \
+	  pyproject.toml -o requirements/run.txt
+	uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header --no-annotate --upgrade \
+	  pyproject.toml --group test --group proto -o requirements/test.txt
+	uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header --no-annotate --upgrade \
+	  --group lint -o requirements/lint.txt
 
 proto: $(STAMP)
 	$(PY) proto/generate.py
