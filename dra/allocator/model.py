@@ -109,6 +109,11 @@ class Pool:
     name: str
     incomplete: bool = False
     invalid: str = ""
+    # The generation, how many of its slices there are, how many there should be, and when the newest was made.
+    generation: int = 0
+    found: int = 0
+    wanted: int = 0
+    changed: str = ""
     devices: list[Device] = field(default_factory=list)
     all_devices: list[Device] = field(default_factory=list)
     counters: dict[tuple[str, str], int] = field(default_factory=dict)

@@ -146,7 +146,9 @@ def _make_pool(slices: Sequence[ParsedSlice], node: Mapping[str, Any], features:
         return None
     newest = max(targeting)
     current = [item for item in slices if item.generation == newest]
-    pool = Pool(driver=current[0].driver, name=current[0].pool)
+    pool = Pool(driver=current[0].driver, name=current[0].pool, generation=newest, found=len(current))
+    pool.wanted = max(item.count for item in current)
+    pool.changed = max(str(item.raw.get("metadata", {}).get("creationTimestamp") or "") for item in current)
     for item in current:
         if item.per_device and not features.partitionable_devices:
             continue

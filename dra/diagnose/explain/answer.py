@@ -27,6 +27,8 @@ from dra.diagnose.explain.prepare import event_text, events_of, why_not_running
 from dra.diagnose.explain.subject import find_subject
 from dra.diagnose.explain.summary import Summary
 
+# Causes that come from a claim which is allocated already.
+_BOUND = ("pod-unschedulable", "claim-elsewhere")
 # What changes a decision if it could not be read, and what is then not known.
 _MATTERS = {
     CLAIM: "devices that other claims hold may look free",
@@ -119,11 +121,12 @@ def _unbound(
         return
     survey = surveyor.look(Wanted(pod, fresh, fixed))
     answer.nodes = survey.nodes
-    found = Summary(surveyor, survey).reasons()
+    found = Summary(surveyor, survey, claims=is_anything(claims, asks)).reasons()
     if answer.reasons:
         # What is wrong before any node is looked at counts; that it would fit besides does not.
         found = [reason for reason in found if reason.code != "fits-now"]
-    answer.reasons += [_with_holders(reason, fixed) for reason in found]
+    first = next((reason.code for reason in found if reason.code in _BOUND), "")
+    answer.reasons += [_with_holders(reason, fixed) if reason.code == first else reason for reason in found]
     if not answer.reasons:
         answer.reasons.append(_nothing_found(cluster))
     if not is_anything(claims, asks):
@@ -132,7 +135,7 @@ def _unbound(
         )
     special = [{"metadata": {"name": ""}, "spec": {"devices": {"requests": asks}}}] if asks else []
     answer.warnings += flaws(cluster, [*fresh, *special], surveyor.holdings)
-    answer.warnings += _not_judged(spec)
+    answer.warnings += [*_stale_slices(cluster), *_not_judged(spec)]
 
 
 def is_anything(claims: PodClaims, asks: Sequence[Json]) -> bool:
@@ -142,8 +145,6 @@ def is_anything(claims: PodClaims, asks: Sequence[Json]) -> bool:
 
 def _with_holders(reason: Reason, fixed: Sequence[Json]) -> Reason:
     """Say which claim binds the pod to the node where it may not go, and who else uses it."""
-    if reason.code not in {"pod-unschedulable", "claim-elsewhere"}:
-        return reason
     lines = []
     for claim in fixed:
         name = claim["metadata"]["name"]
@@ -172,6 +173,21 @@ def _unknown_slices(cluster: Cluster) -> Reason:
         f"it cannot be told why: ResourceSlices {cluster.unread[SLICE]}",
         "Add the output of kubectl get resourceslices -o yaml, or the right to list resourceslices.",
     )
+
+
+def _stale_slices(cluster: Cluster) -> list[str]:
+    """Tell of slices whose node is gone: their devices look published and can never be used."""
+    if not cluster.knows(NODE):
+        return []
+    names = {
+        str(item["spec"]["nodeName"])
+        for item in cluster.all(SLICE)
+        if item["spec"].get("nodeName") and cluster.find(NODE, item["spec"]["nodeName"]) is None
+    }
+    if not names:
+        return []
+    shown = ", ".join(sorted(names)[:4])
+    return [f"stale slices: {len(names)} of their nodes do not exist ({shown}); delete those ResourceSlices"]
 
 
 def _not_judged(spec: Json) -> list[str]:

@@ -55,7 +55,10 @@ def pool_fault(pool: Pool) -> str:
     """Say why nothing may be taken from a pool; empty if something may."""
     if pool.invalid:
         return f"pool {pool} is invalid: {pool.invalid}"
-    return f"pool {pool} is incomplete" if pool.incomplete else ""
+    if not pool.incomplete:
+        return ""
+    since = f" since {pool.changed}" if pool.changed else ""
+    return f"pool {pool} is incomplete{since}: {pool.found} of {pool.wanted} slices of generation {pool.generation}"
 
 
 def detail_of(trace: Trace | None) -> str:

@@ -84,7 +84,8 @@ class RequestSelectors:
             except CelEvalError as failure:
                 matched = False
                 if not stage:
-                    stage, error = "error", f"{item.origin}, selector #{item.index}: {failure.message}"
+                    whose = "the request" if item.origin == "request" else item.origin
+                    stage, error = "error", f"selector #{item.index} of {whose} fails ({failure.message})"
             if not matched and not stage:
                 stage = "class" if item.origin != "request" else "selector"
             if full:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from dra.allocator.model import Device, DeviceId
-from dra.diagnose.explain.devices import detail_of
+from dra.diagnose.explain.cluster import CLAIM, NODE, POD
 from dra.diagnose.explain.misses import lines_of, nearest
 from dra.diagnose.explain.model import DeviceOutcome, NodeOutcome, NodeReason, Reason
 from dra.diagnose.explain.nodes import Survey, Surveyor
@@ -46,7 +46,9 @@ class Group:
 class Summary:
     """Turns a survey into reasons."""
 
-    def __init__(self, surveyor: Surveyor, survey: Survey) -> None:
+    def __init__(self, surveyor: Surveyor, survey: Survey, *, claims: bool = True) -> None:
+        """Read a survey; `claims` is False for a pod that has none and asks for no devices."""
+        self._claims = claims
         self._surveyor = surveyor
         self._survey = survey
         self._asked = {(asked.claim, asked.name): asked for asked in survey.asked}
@@ -101,8 +103,8 @@ class Summary:
                     details = lines_of(miss, asked, self._device(node, outcome.device))[1:]
                 where = f"device {outcome.device.device} (driver {outcome.device.driver}) of node {node}"
                 message = (
-                    f"{asked.what}: a selector fails on {where}, which ends the scheduling attempt for all nodes:"
-                    f" {outcome.trace.error if outcome.trace else text}"
+                    f"{asked.what}: {outcome.trace.error if outcome.trace else text} on {where};"
+                    " this ends the scheduling attempt for all nodes"
                 )
             remedy = 'Test the driver first, and guard the attribute: device.driver == "…" && …, has(…) or .?name.orValue(…).'
         elif code == "pool-incomplete":
@@ -126,9 +128,13 @@ class Summary:
 
     def _fits_now(self, good: Sequence[NodeOutcome]) -> Reason:
         names = tuple(node.name for node in good)
+        cluster = self._surveyor.cluster
+        partly = any(not cluster.knows(kind) for kind in (CLAIM, POD, NODE))
         return Reason(
             "fits-now",
-            f"it fits on {_where(names)} now",
+            f"as far as could be read, it fits on {_where(names)}"
+            if partly
+            else f"it fits on {_where(names)} now",
             "The scheduler tries again after each change, at the latest after five minutes; if it stays pending,"
             " look at its last message and whether kube-scheduler runs with DynamicResourceAllocation.",
             nodes=names,
@@ -144,9 +150,12 @@ class Summary:
         names = tuple(node.name for node in blocked)
         shown = ", ".join(text for text, _ in texts.most_common(3))
         have = "the devices are free" if self._survey.asked else "its claims are usable"
+        message = f"{have} on {_where(names)}, but the pod may not go there: {shown}"
+        if not self._claims:
+            message = f"the pod may not go to {_where(names)}: {shown}"
         return Reason(
             "pod-unschedulable",
-            f"{have} on {_where(names)}, but the pod may not go there: {shown}",
+            message,
             _obstacle_remedy(kinds),
             _cut(lines, len(blocked)),
             nodes=names,
@@ -175,6 +184,8 @@ class Summary:
             "too-many": self._too_many,
             "taint": self._taint,
             "no-devices": self._no_devices,
+            "fragmented": self._short,
+            "short": self._short,
             "claim-elsewhere": self._elsewhere,
         }.get(group.code, self._plain)
         message, remedy, lines = write(group, asked)
@@ -233,13 +244,36 @@ class Summary:
         size, name = max(sizes, key=lambda item: item[0])
         needed = asked.count if asked else 0
         largest = f"the largest node has {size} ({name})"
-        others = " of those not full for other reasons" if len(group.found) < len(self._survey.nodes) else ""
-        del others
         return (
             f"it needs {needed} matching devices on one node, {largest}",
             "Ask for fewer devices a pod and run several pods.",
             [],
         )
+
+    def _short(self, group: Group, asked: Asked | None) -> tuple[str, str, list[str]]:
+        message, remedy, lines = self._plain(group, asked)
+        for node, _ in group.found[: MAX_LINES - len(lines)]:
+            users = self._users(node.name, group)
+            if users:
+                shown = "; ".join(
+                    f"{_names(devices)} by {holder}" for holder, devices in list(users.items())[:3]
+                )
+                more = f"; {len(users) - 3} more holders" if len(users) > 3 else ""
+                lines.append(f"{node.name}: in use: {shown}{more}")
+        return message, remedy, lines
+
+    def _users(self, node: str, group: Group) -> dict[str, list[str]]:
+        """Give who uses what a node is short of: holder -> devices."""
+        holdings = self._surveyor.holdings
+        funnel = self._survey.funnels.get((node, group.claim, group.request))
+        users: dict[str, list[str]] = {}
+        for device, pool, shortage in funnel.shortages if funnel else ():
+            for used in holdings.users_of(pool, device.consumes) if shortage.keys else [device.id]:
+                for holder in holdings.of(used):
+                    names = users.setdefault(str(holder), [])
+                    if used.device not in names:
+                        names.append(used.device)
+        return users
 
     def _taint(self, group: Group, asked: Asked | None) -> tuple[str, str, list[str]]:
         del asked
@@ -322,7 +356,7 @@ def _obstacle_remedy(kinds: set[str]) -> str:
         "resource": "free or ask for less of that resource",
         "unschedulable": "uncordon the node",
         "pods": "free a pod slot on the node",
-        "extended-resource": "wait until the device plugin has some left, or move the pod to nodes that use DRA",
+        "extended-resource": "give a DeviceClass that extendedResourceName, or wait until the device plugin has some left",
     }
     text = ", or ".join(words[kind] for kind in words if kind in kinds)
     return f"{text[0].upper()}{text[1:]}." if text else ""
@@ -343,6 +377,3 @@ def _names(devices: Sequence[str]) -> str:
 def _cut(lines: Sequence[str], total: int) -> tuple[str, ...]:
     more = total - len(lines)
     return (*lines, f"… and {more} more") if more > 0 else tuple(lines)
-
-
-__all__ = ["Summary", "detail_of"]
