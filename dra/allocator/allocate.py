@@ -54,6 +54,8 @@ class Allocator:
         self.features = features or Features()
         self.allocated = allocated
         self.pools = PoolIndex(slices)
+        # Devices tried so far, over all calls.
+        self.steps = 0
         self._max_steps = max_steps
         self._classes = {item["metadata"]["name"]: item for item in classes}
         self._compile = compile_selector
@@ -94,7 +96,10 @@ class Allocator:
             matches=self._matches,
             max_steps=self._max_steps,
         )
-        found = search.run()
+        try:
+            found = search.run()
+        finally:
+            self.steps += search.steps
         if found is None:
             if any(pool.invalid for pool in pools):
                 raise AllocatorError("invalid resource pools were encountered", on_node_only=True)

@@ -51,7 +51,7 @@ class Search:
     matches: Matches
     # Devices that may be tried; 0 is no limit.
     max_steps: int = 0
-    _steps: int = 0
+    steps: int = 0
     # Devices that this attempt gave out: how often, and for which claims.
     _taken: dict[DeviceId, list[int]] = field(default_factory=dict)
     _results: list[list[Chosen]] = field(default_factory=list)
@@ -156,8 +156,8 @@ class Search:
 
     def _take(self, claim: int, request: Request, device: Device, *, must: bool) -> bool:
         """Give a device to a request if counters, taints, constraints and capacity allow it."""
-        self._steps += 1
-        if self.max_steps and self._steps > self.max_steps:
+        self.steps += 1
+        if self.max_steps and self.steps > self.max_steps:
             raise SearchLimitError(self.max_steps)
         takes: dict[str, int] | None = None
         if self.features.consumable_capacity:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dra.allocator.model import Device
-from dra.diagnose.explain.model import DeviceOutcome, Trace
+from dra.diagnose.explain.model import DeviceOutcome, Trace, plain
 from dra.diagnose.explain.requests import Asked
 from dra.diagnose.explain.selectors import names_near
 
@@ -48,13 +48,12 @@ def lines_of(miss: NearestMiss, asked: Asked, device: Device | None) -> list[str
     for item in miss.trace.misses[:4]:
         lines.append(f"  {item.origin}: {item}")
         lines += [f"  {hint}" for hint in _hints(item.failure, device)]
-        for path, value in item.saw:
+        for path, _ in item.saw:
             values = asked.selectors.seen.get(path)
             if values and len(values) > 1 and not item.failure:
-                shown = ", ".join(sorted(values)[:6])
+                shown = ", ".join(plain(item) for item in sorted(values)[:6])
                 lines.append(f"  values in the cluster: {shown}{' …' if len(values) > 6 else ''}")
                 break
-            del value
     if miss.trace.error and not miss.trace.misses:
         lines.append(f"  {miss.trace.error}")
     return lines

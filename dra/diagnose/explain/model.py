@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 from dra.allocator.model import DeviceId
 from dra.allocator.pod_filters import PodObstacle
 
+_CONSTRUCTOR = re.compile(r'(?:quantity|semver)\("([^"]*)"\)')
 # How far a device got, in this order: what stopped it, or `free`.
 STAGES = ("pool", "class", "selector", "error", "capacity", "held", "short", "taint", "free")
 
@@ -36,8 +38,13 @@ class Miss:
         """Give `TERM is false: attribute is VALUE`."""
         if self.failure:
             return f"{self.term} fails: {self.failure}"
-        seen = ", ".join(f"{_short(path)} is {value}" for path, value in self.saw if path != self.term)
+        seen = ", ".join(f"{_short(path)} is {plain(value)}" for path, value in self.saw if path != self.term)
         return f"{self.term} is false" + (f": {seen}" if seen else "")
+
+
+def plain(value: str) -> str:
+    """Write a value of the language for people: a quantity or a version without its constructor."""
+    return _CONSTRUCTOR.sub(r"\1", value)
 
 
 def _short(path: str) -> str:

@@ -73,7 +73,6 @@ class Surveyor:
         self.by_resource = classes_by_resource(list(cluster.all(CLASS)))
         self.drivers = DriverState(cluster)
         self._placed = self._pods_by_node()
-        self._searches = MAX_ALL_STEPS // MAX_STEPS * 100
 
     def look(self, wanted_: Wanted) -> Survey:
         """Judge every node."""
@@ -151,10 +150,9 @@ class Surveyor:
 
     def _search(self, node: Json, claims: Sequence[Json], outcome: NodeOutcome, survey: Survey) -> None:
         """Let the allocator decide where counting alone does not, or where a selector may end the attempt."""
-        if self._searches <= 0:
+        if self.allocator.steps > MAX_ALL_STEPS:
             outcome.fits = None
             return
-        self._searches -= 1
         try:
             found = self.allocator.allocate(node, claims)
         except SearchLimitError as error:

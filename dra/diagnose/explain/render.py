@@ -10,6 +10,8 @@ from dra.diagnose.explain.model import STAGES, Explanation, NodeOutcome, Reason,
 
 # Causes in the short form.
 MAX_REASONS = 4
+# Beside a cause that is nearer to success these need no more than their line.
+_SIDE = {"no-match", "no-devices", "claim-elsewhere"}
 _WORDS = {"Pod": "pod", "ResourceClaim": "claim"}
 _STAGE_WORDS = {
     "pool": "in pools that are not whole", "class": "not of the class", "selector": "refused by a selector",
@@ -29,9 +31,11 @@ def _lines(answer: Explanation, *, wide: bool) -> Iterator[str]:
     yield f"{who}{joint}{answer.verdict}"
     reasons = answer.reasons if wide else answer.reasons[:MAX_REASONS]
     for number, reason in enumerate(reasons):
-        yield from _reason(
-            reason, first=number == 0 and answer.verdict == reason.message, verdict=answer.verdict
-        )
+        first = number == 0 or answer.verdict.endswith(reason.message)
+        if not answer.verdict.endswith(reason.message):
+            yield f"also: {reason.message}"
+        if first or wide or reason.code not in _SIDE:
+            yield from _reason(reason)
     if len(answer.reasons) > len(reasons):
         yield f"… and {len(answer.reasons) - len(reasons)} more causes (-o wide)"
     if answer.scheduler_message and (wide or any(reason.code == "fits-now" for reason in answer.reasons)):
@@ -45,9 +49,7 @@ def _lines(answer: Explanation, *, wide: bool) -> Iterator[str]:
         yield f"not known: {kind}s {why}"
 
 
-def _reason(reason: Reason, *, first: bool, verdict: str) -> Iterator[str]:
-    if not first and not verdict.endswith(reason.message):
-        yield f"also: {reason.message}"
+def _reason(reason: Reason) -> Iterator[str]:
     for line in reason.details:
         yield f"  {line}"
     if reason.remedy:

@@ -72,7 +72,7 @@ class Summary:
             found.append(
                 Reason(
                     "not-searched",
-                    f"{_where(unsure)}: not searched, the cluster is too large",
+                    f"{_where(unsure)}: not searched, as the other nodes took too many steps",
                     nodes=tuple(unsure),
                 )
             )
@@ -189,9 +189,20 @@ class Summary:
             "claim-elsewhere": self._elsewhere,
         }.get(group.code, self._plain)
         message, remedy, lines = write(group, asked)
+        lines += self._besides(group)
         return Reason(
             group.code, prefix + message, remedy, tuple(lines), group.claim, group.request, nodes=group.nodes
         )
+
+    @staticmethod
+    def _besides(group: Group) -> list[str]:
+        """Say that the pod could not go there either; a node without devices is out of the question anyhow."""
+        blocked = [node for node, _ in group.found if node.obstacles]
+        if not blocked or group.code in {"no-devices", "claim-elsewhere"}:
+            return []
+        texts = Counter(node.obstacles[0].text for node in blocked)
+        shown = ", ".join(text for text, _ in texts.most_common(2))
+        return [f"besides, the pod may not go to {_where([node.name for node in blocked])}: {shown}"]
 
     def _held(self, group: Group, asked: Asked | None) -> tuple[str, str, list[str]]:
         outcomes = list(self._outcomes(group))

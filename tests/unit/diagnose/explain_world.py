@@ -141,5 +141,7 @@ def ask(
     return explain(cluster(*objects, **more), subject, namespace=namespace)
 
 
-def holder_pod(name: str = "train-0", node_name: str = "n1", namespace: str = "team-b", **more: Any) -> Json:
-    return pod(name, namespace=namespace, spec={"nodeName": node_name, **more}, status={"phase": "Running"})
+def holder_pod(
+    name: str = "train-0", node_name: str = "n1", namespace: str = "team-b", cpu: str = "1"
+) -> Json:
+    return pod(name, namespace=namespace, cpu=cpu, spec={"nodeName": node_name}, status={"phase": "Running"})

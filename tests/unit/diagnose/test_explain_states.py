@@ -128,6 +128,13 @@ def test_a_node_that_is_cordoned_is_named_with_the_free_devices():
     assert "Uncordon the node." in text(answer)
 
 
+def test_a_second_obstacle_on_the_same_node_is_told_too():
+    answer = ask(node("n1", cpu="1"), gpus("n1"), pod("train", "want", cpu="2"), claim("want"),
+                 held("big", "n1", "gpu-0", "gpu-1"), holder_pod(cpu="0"))  # fmt: skip
+    assert codes(answer) == ["held"]
+    assert "besides, the pod may not go to n1: Insufficient cpu" in text(answer)
+
+
 def test_a_missing_claim_and_a_deleted_one_are_told_apart():
     answer = ask(*N1, pod("train", "gone"))
     assert codes(answer) == ["claim-missing"]
@@ -434,3 +441,24 @@ def test_the_short_form_stays_short_in_a_large_cluster():
     assert len(text(answer).splitlines()) < 10
     assert "all 120 matching devices on 60 nodes (n00, n01 …) are held" in text(answer)
     assert "… and 56 more" in text(answer)
+
+
+def test_a_search_without_end_is_given_up_and_said_so():
+    devices = [gpu(index, attributes={"group": {"int": index // 7}}) for index in range(63)]
+    want = claim("want", request(count=8), constraints=[{"matchAttribute": f"{DRIVER}/group"}])
+    other = claim("other", request(count=16), constraints=[{"distinctAttribute": f"{DRIVER}/group"}])
+    answer = ask(node("n1"), slice_of("n1", devices), pod("train", "want", "other"), want, other)
+    assert codes(answer)[0] in {"too-long", "constraint"}
+    assert answer.exit_code == 1
+
+
+def test_a_nearer_cause_makes_the_others_short():
+    answer = ask(
+        node("n1"), gpus("n1", product=H200), node("n2"), gpus("n2"), pod("train", "want"),
+        claim("want", request(selectors=cel(MODEL))), held("big", "n1", "gpu-0", "gpu-1"), holder_pod(),
+    )  # fmt: skip
+    assert codes(answer) == ["held", "no-match"]
+    assert text(answer).splitlines()[-1] == (
+        "also: none of the 2 devices on n2 matches the selectors of request gpu"
+    )
+    assert "nearest miss" in text(answer, wide=True)
