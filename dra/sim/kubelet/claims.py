@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from dra.api.claim import ClaimRef
 from dra.errors import KubeError
 from dra.kube.resources import RESOURCE_CLAIMS, Resource
-from dra.sim.kubelet.connection import CallError, PluginConnection
+from dra.sim.kubelet.connection import CallError
 
 Json = dict[str, Any]
 
@@ -60,7 +60,19 @@ class CachedClaim:
     prepared: bool = False
 
 
-Drivers = Callable[[str], PluginConnection | None]
+class PluginCalls(Protocol):
+    """The two calls to a plugin; gives the responses of the service. Both raise CallError."""
+
+    def prepare(self, claims: Iterable[ClaimRef]) -> Any:
+        """Call NodePrepareResources."""
+        ...
+
+    def unprepare(self, claims: Iterable[ClaimRef]) -> Any:
+        """Call NodeUnprepareResources."""
+        ...
+
+
+Drivers = Callable[[str], PluginCalls | None]
 
 
 class ClaimCache:

@@ -129,6 +129,7 @@ class Runtime:
 
     def _mount(self, spec: OciSpec) -> ContainerFiles:
         files = ContainerFiles()
+        links: dict[str, str] = {}
         for mount in spec["mounts"]:
             source, destination = mount["source"], mount["destination"]
             if not source.startswith("/") or not destination.startswith("/"):
@@ -136,7 +137,7 @@ class Runtime:
             if destination == "/proc" or destination.startswith("/proc/"):
                 # Source: runc refuses mounts inside /proc.
                 raise CreateError(f"{destination} cannot be mounted because it is inside /proc")
-            found = follow(self._root, source)
+            found = follow(self._root, source, links)
             if found is None:
                 raise CreateError(f"error mounting {source} to {destination}: no such file or directory")
             files.mounts[posixpath.normpath(destination)] = found

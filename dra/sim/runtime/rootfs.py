@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 
-def follow(root: Path, path: str) -> Path | None:
-    """Give the file behind a host path, links followed inside the host's root; None if there is none."""
+def follow(root: Path, path: str, known: dict[str, str] | None = None) -> Path | None:
+    """Give the file behind a host path, links followed inside the host's root; None if there is none.
+
+    `known` remembers which paths are links between calls at one moment: the mounts of a container share directories.
+    """
+    base = str(root).rstrip("/")
+    known = {} if known is None else known
     inside = "/"
     parts = [part for part in path.split("/") if part]
     for _ in range(400):
         if not parts:
-            found = root / inside.lstrip("/")
-            return found if found.exists() else None
+            found = base + inside
+            return Path(found) if os.path.exists(found) else None  # noqa: PTH110 - hundreds for each container
         inside = posixpath.normpath(posixpath.join(inside, parts.pop(0)))
-        here = root / inside.lstrip("/")
-        if here.is_symlink():
-            target = str(here.readlink())
+        target = known.get(inside)
+        if target is None:
+            target = known[inside] = _link_target(base + inside)
+        if target:
             parts = [part for part in target.split("/") if part] + parts
             inside = "/" if target.startswith("/") else posixpath.dirname(inside)
     return None
+
+
+def _link_target(path: str) -> str:
+    """Give where a link leads; empty for what is none, or is not there."""
+    try:
+        return os.readlink(path)  # noqa: PTH115 - hundreds for each container
+    except OSError:
+        return ""
 
 
 @dataclass(slots=True)
