@@ -15,31 +15,17 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tests.bench import decisions
 from tests.bench.apiserver import ApiServerProcess
+from tests.bench.figure import Figure
 from tests.process.harness import DRIVER, DaemonProcess, Node
 
 GPUS = 8
 MIB = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One line: what was measured, the budget, and what NVIDIA's driver needs."""
-
-    what: str
-    value: float
-    unit: str
-    budget: float
-    nvidia: str
-
-    @property
-    def met(self) -> bool:
-        """Whether the budget holds."""
-        return self.value <= self.budget
 
 
 class BenchNode(Node):
@@ -57,7 +43,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=200, help="single prepares (default 200)")
     parser.add_argument("--idle-seconds", type=float, default=20.0, help="how long to watch an idle daemon")
     args = parser.parse_args()
-    figures = measure(args.rounds, args.idle_seconds)
+    figures = measure(args.rounds, args.idle_seconds) + decisions.figures()
     if args.json:
         json.dump([{**asdict(item), "met": item.met} for item in figures], sys.stdout, indent=1)
         print()
