@@ -11,6 +11,7 @@ import base64
 import binascii
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,13 +68,21 @@ class Findings:
 
     problems: list[str] = field(default_factory=list)
 
-    def unknown(self, path: str) -> None:
-        """Note a field that the shape does not have."""
+    def unknown(self, path: str, known: Collection[str] = ()) -> None:  # noqa: ARG002 - for who wants to guess
+        """Note a field that the shape does not have; `known` are the fields it has."""
         self.problems.append(f'unknown field "{path}"')
 
     def duplicate(self, path: str) -> None:
         """Note a field that stood twice."""
         self.problems.append(f'duplicate field "{path}"')
+
+    def mismatch(self, path: str, value: Any, shape: Type, error: DecodeError) -> Any:  # noqa: ARG002 - as above
+        """Give what shall stand for a value of the wrong type. The server gives up here.
+
+        Raises:
+            DecodeError: `error`.
+        """
+        raise error
 
 
 def decode(value: Any, ref: str, findings: Findings) -> Json:
@@ -126,7 +135,7 @@ def _struct(
     for key, item in value.items():
         known = struct.fields.get(key)
         if known is None:
-            findings.unknown(f"{path}{key}")
+            findings.unknown(f"{path}{key}", struct.fields)
             continue
         if item is None:
             continue
@@ -162,6 +171,13 @@ def _zero(known: Field) -> Any:
 
 
 def _value(value: Any, shape: Type, where: tuple[str, str], path: str, findings: Findings) -> Any:
+    try:
+        return _read(value, shape, where, path, findings)
+    except DecodeError as error:
+        return findings.mismatch(path, value, shape, error)
+
+
+def _read(value: Any, shape: Type, where: tuple[str, str], path: str, findings: Findings) -> Any:
     kind = shape.kind
     if kind == "struct":
         return _struct(value, shape.struct(), shape.ref.partition(".")[0], where, f"{path}.", findings)

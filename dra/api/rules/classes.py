@@ -1,0 +1,27 @@
+"""The DeviceClasses that come with the driver, by name: what devices they hold. The same as in the plain manifests.
+
+`vfio.gpu.nvidia.com` comes with NVIDIA's chart. Source: NVIDIA's DRA driver, chart templates of DeviceClasses.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+DRIVER = "gpu.nvidia.com"
+# The resource that the scheduler turns into a claim for class gpu.nvidia.com.
+EXTENDED_RESOURCE = "nvidia.com/gpu"
+
+TYPE_OF_CLASS: dict[str, Literal["gpu", "mig", "vfio"]] = {
+    "gpu.nvidia.com": "gpu",
+    "mig.nvidia.com": "mig",
+    "vfio.gpu.nvidia.com": "vfio",
+}
+
+
+def class_expression(name: str) -> str:
+    """Give the one selector of a class of ours.
+
+    Raises:
+        KeyError: it is none of ours.
+    """
+    return f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == '{TYPE_OF_CLASS[name]}'"

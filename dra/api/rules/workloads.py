@@ -1,0 +1,77 @@
+"""Deployments, replica sets, stateful sets, daemon sets and jobs: defaults and the rules that examples run into.
+
+Source: pkg/apis/apps/v1 and pkg/apis/batch/v1 defaults, pkg/apis/apps/validation of Kubernetes 1.36.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dra.api.rules import pods
+from dra.api.rules.cause import Cause
+from dra.api.rules.fields import bad, required, show
+from dra.api.rules.pod_defaults import default_spec
+
+Json = dict[str, Any]
+
+_ROLLING = {"maxUnavailable": "25%", "maxSurge": "25%"}
+_DEFAULTS: dict[str, Json] = {
+    "Deployment": {
+        "replicas": 1,
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": _ROLLING},
+        "revisionHistoryLimit": 10,
+        "progressDeadlineSeconds": 600,
+    },
+    "ReplicaSet": {"replicas": 1},
+    "StatefulSet": {
+        "replicas": 1,
+        "podManagementPolicy": "OrderedReady",
+        "revisionHistoryLimit": 10,
+        "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"partition": 0}},
+        "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Retain", "whenScaled": "Retain"},
+    },
+    "DaemonSet": {
+        "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}},
+        "revisionHistoryLimit": 10,
+    },
+    "Job": {
+        "backoffLimit": 6,
+        "completionMode": "NonIndexed",
+        "suspend": False,
+        "podReplacementPolicy": "TerminatingOrFailed",
+        "manualSelector": False,
+    },
+}
+
+
+def default_workload(spec: Json, kind: str) -> None:
+    """Fill in the spec of a kind with a pod template, and the template."""
+    for key, value in _DEFAULTS.get(kind, {}).items():
+        if spec.get(key) in (None, {}):
+            spec[key] = dict(value) if isinstance(value, dict) else value
+    default_spec(spec.setdefault("template", {}).setdefault("spec", {}))
+
+
+def validate_workload(obj: Json, kind: str) -> list[Cause]:
+    """Find what is wrong with selector and template."""
+    spec = obj.get("spec") or {}
+    template = spec.get("template") or {}
+    found: list[Cause] = []
+    labels = (template.get("metadata") or {}).get("labels") or {}
+    selector = spec.get("selector")
+    if kind != "Job":
+        if not selector:
+            found.append(required("spec.selector"))
+        elif any(labels.get(k) != v for k, v in (selector.get("matchLabels") or {}).items()):
+            why = "`selector` does not match template `labels`"
+            found.append(bad("spec.template.metadata.labels", labels, why))
+    found += pods.validate_spec(template.get("spec") or {}, "spec.template.spec")
+    policy = (template.get("spec") or {}).get("restartPolicy")
+    allowed = ["OnFailure", "Never"] if kind == "Job" else ["Always"]
+    if policy not in allowed:
+        listed = ", ".join(show(one) for one in allowed)
+        detail = f"Unsupported value: {show(policy)}: supported values: {listed}"
+        if kind == "Job":
+            detail = f"Required value: valid values: {', '.join(show(one) for one in allowed)}"
+        found.append(Cause("FieldValueNotSupported", "spec.template.spec.restartPolicy", detail))
+    return found
