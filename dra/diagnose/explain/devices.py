@@ -47,7 +47,9 @@ def judge(asked: Asked, pools: Sequence[Pool], holdings: Holdings, features: Fea
             outcome.counts[stage] += 1
             outcome.devices.append(DeviceOutcome(device.id, stage, detail, trace))
     if asked.mode == "All":
-        outcome.needed = max(outcome.matching, 1)
+        # A shared device without room is left out, as one that does not match; any other must be had.
+        full = sum(not shortage.keys for _, _, shortage in funnel.shortages)
+        outcome.needed = max(outcome.matching - full, 1)
     return funnel
 
 

@@ -144,7 +144,8 @@ class Surveyor:
             if not claims and not elsewhere:
                 outcome.fits = True
             return
-        if short and not fails and all(pool_ok(pools, asked) for asked in survey.asked):
+        # Mode All may end the attempt: a pool that is not whole, a constraint that refuses a device, too many devices.
+        if short and not fails and all(asked.mode != "All" for asked in survey.asked):
             return
         self._search(node, claims, outcome, survey)
 
@@ -232,11 +233,6 @@ class Surveyor:
                 pods.append(pod)
                 use.add(pod)
         return placed
-
-
-def pool_ok(pools: Sequence[Pool], asked: Asked) -> bool:
-    """Tell whether the state of the pools cannot end the attempt: only mode All minds pools that are not whole."""
-    return asked.mode != "All" or not any(pool.incomplete or pool.invalid for pool in pools)
 
 
 def _raw(claim: Json) -> list[Json]:
