@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import signal
+import json
 import sys
 import tempfile
-import threading
 from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+
+EXIT_UNWELL = 3
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -22,24 +26,79 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     demo.add_argument(
         "--examples", type=Path, default=Path("examples"), help="folder of the example manifests"
     )
-    demo.add_argument(
-        "--manifests", type=Path, default=Path("deploy/manifests"), help="folder of the DeviceClasses"
+    _add_manifests(demo)
+    _add_up(verbs)
+    status = verbs.add_parser(
+        "status",
+        help="nodes, drivers, slices, pods, claims, faults",
+        description=f"Exit status {EXIT_UNWELL}: some node has no driver or no slices.",
     )
-    up = verbs.add_parser("up", help="run a cluster until Ctrl-C")
-    up.add_argument("--nodes", default="dgx-h100", help="machine profiles, for example dgx-h100x2,l40s-x4")
-    up.add_argument("--version", default="1.36", help="the Kubernetes version to play, 1.32 to 1.37")
-    up.add_argument("--port", type=int, default=0, help="port of the API server (default: a free one)")
-    up.add_argument(
+    _add_root(status)
+    status.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    _add_fault(verbs)
+    down = verbs.add_parser("down", help="end the cluster and remove its files")
+    _add_root(down)
+    down.add_argument("--keep", action="store_true", help="leave the nodes' files and logs")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_root(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--root",
         type=Path,
         default=Path(tempfile.gettempdir(), "dra-sim"),
-        help="folder for the nodes' files",
+        help="the cluster's directory (default: %(default)s)",
     )
-    up.add_argument(
+
+
+def _add_manifests(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--manifests", type=Path, default=Path("deploy/manifests"), help="folder of the DeviceClasses"
     )
-    parser.set_defaults(run=run)
-    return parser
+
+
+def _add_up(verbs: Any) -> None:
+    up = verbs.add_parser("up", help="run a cluster until Ctrl-C, or with --detach until `down`")
+    up.add_argument("--nodes", default="dgx-h100", help="machine profiles, for example dgx-h100x4,l40s-x4")
+    up.add_argument("--version", default="1.36", help="the Kubernetes version to play, 1.32 to 1.37")
+    up.add_argument("--port", type=int, default=0, help="port of the API server (default: a free one)")
+    up.add_argument(
+        "--real",
+        type=int,
+        default=None,
+        metavar="N",
+        help="nodes with a driver process of their own; the others run in the cluster's process (default: up to 4)",
+    )
+    up.add_argument("--detach", action="store_true", help="return when it is ready; it runs on")
+    up.add_argument("--keep", action="store_true", help="leave the nodes' files and logs at the end")
+    _add_root(up)
+    _add_manifests(up)
+
+
+def _add_fault(verbs: Any) -> None:
+    fault = verbs.add_parser(
+        "fault",
+        help="switch faults on and off",
+        description="Without arguments: the faults that are on. A target is a node, or `api` for the API server.",
+        epilog="Of a node: nvml, gpu-lost, gpu-removed, xid, driver-unload, library-missing, plugin-stop, plugin-kill, "
+        "kubelet-restart. Of `api`: delay, conflict (409), throttle (429), gone (410), error, freeze, drop, down.",
+    )
+    _add_root(fault)
+    fault.add_argument("target", nargs="?", default="", metavar="NODE|api")
+    fault.add_argument("kind", nargs="?", default="", metavar="FAULT")
+    fault.add_argument("--clear", action="store_true", help="take back the faults of the target, or all")
+    fault.add_argument("--gpu", type=int, help="a GPU's minor number, as in gpu-3")
+    fault.add_argument("--xid", type=int, help="the number of the XID")
+    fault.add_argument("--function", help="an NVML function, or a shell pattern")
+    fault.add_argument("--error", help="an NVML error, for example GPU_IS_LOST")
+    fault.add_argument("--seconds", type=float, help="how late calls or answers come")
+    fault.add_argument("--hang", action="store_true", help="NVML calls do not come back")
+    fault.add_argument("--times", type=int, help="for so many calls or requests (default: until cleared)")
+    fault.add_argument("--force", action="store_true", help="unload the driver although it is in use")
+    fault.add_argument("--method", help="requests of this HTTP method only")
+    fault.add_argument("--path", help="requests whose path this regular expression finds only")
+    fault.add_argument("--code", type=int, help="the HTTP status of `error`")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,32 +106,135 @@ def run(args: argparse.Namespace) -> int:
     from dra.telemetry.log import configure
 
     configure(level="error", console=True)
-    return _demo(args) if args.verb == "demo" else _up(args)
+    verbs = {"demo": _demo, "up": _up, "status": _status, "fault": _fault, "down": _down}
+    return verbs[args.verb](args)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
 
 
 def _demo(args: argparse.Namespace) -> int:
     from dra.sim.demo import Demo
 
-    def say(text: str) -> None:
-        print(text, flush=True)
-
-    Demo(args.examples, args.manifests, say).run()
+    Demo(args.examples, args.manifests, _say).run()
     return 0
 
 
 def _up(args: argparse.Namespace) -> int:
-    from dra.sim.cluster import SimCluster, parse_nodes
+    from dra.sim.cluster import parse_nodes
+    from dra.sim.up import UpSettings, run_up, start_detached
 
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    with SimCluster(args.root, parse_nodes(args.nodes), version=args.version, port=args.port) as cluster:
-        cluster.wait_ready()
-        classes = args.manifests / "deviceclasses.yaml"
-        if classes.is_file():
-            cluster.apply(classes)
-        print(f"export KUBECONFIG={cluster.kubeconfig}", flush=True)
-        for node in cluster.nodes.values():
-            print(f"# node {node.name}: {node.profile}, driver log {node.log}", file=sys.stderr)
-        stop.wait()
+    root = args.root.absolute()
+    nodes = tuple(parse_nodes(args.nodes))
+    classes = (args.manifests / "deviceclasses.yaml").absolute()
+    if args.detach:
+        words = [
+            "--nodes",
+            args.nodes,
+            "--version",
+            args.version,
+            "--port",
+            str(args.port),
+            "--root",
+            str(root),
+        ]
+        words += ["--manifests", str(classes.parent)]
+        words += ["--keep"] if args.keep else []
+        words += [] if args.real is None else ["--real", str(args.real)]
+        start_detached(root, words)
+        _say(f"export KUBECONFIG={root / 'kubeconfig'}")
+        return 0
+    settings = UpSettings(
+        root=root, nodes=nodes, version=args.version, port=args.port, real=args.real,
+        manifests=classes, keep=args.keep,
+    )  # fmt: skip
+    run_up(settings, _say)
+    return 0
+
+
+def _status(args: argparse.Namespace) -> int:
+    from dra.sim.cluster_status import is_well
+    from dra.sim.door import ask
+
+    status = ask(args.root.absolute(), {"verb": "status"})
+    if args.output == "json":
+        _say(json.dumps(status, indent=2))
+    else:
+        _print_status(status)
+    return 0 if is_well(status) else EXIT_UNWELL
+
+
+def _print_status(status: Json) -> None:
+    _say(f"Kubernetes {status['version']} (simulated) at {status['url']}, process {status['pid']}")
+    _say(f"export KUBECONFIG={status['kubeconfig']}\n")
+    rows: list[tuple[str, ...]] = [
+        ("NODE", "PROFILE", "DRIVER", "PID", "REGISTERED", "SLICES", "DEVICES", "IN USE", "PODS", "FAULTS")
+    ]
+    for node in status["nodes"]:
+        registered = {None: "-", True: "yes", False: "no"}[node["registered"]]
+        cells = (
+            node["name"], node["profile"], node["driver"], node["pid"] or "-", registered, node["slices"],
+            node["devices"], node["devicesInUse"], node["pods"], ", ".join(node["faults"]) or "-",
+        )  # fmt: skip
+        rows.append(tuple(str(cell) for cell in cells))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        _say("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    phases = ", ".join(f"{count} {phase}" for phase, count in sorted(status["pods"].items())) or "none"
+    claims = status["claims"]
+    _say(f"\npods: {phases}")
+    _say(f"claims: {claims['total']}, {claims['allocated']} allocated, {claims['reserved']} reserved")
+    _print_faults(status["faults"])
+
+
+def _print_faults(faults: list[Json]) -> None:
+    if not faults:
+        _say("faults: none")
+    for fault in faults:
+        _say(f"fault: {fault['target']} {fault['fault']} {fault['detail']}".rstrip())
+
+
+def _fault(args: argparse.Namespace) -> int:
+    from dra.errors import ConfigError
+    from dra.sim.door import ask
+
+    root = args.root.absolute()
+    if args.clear:
+        was = ask(root, {"verb": "clear", "target": args.target})
+        _say("\n".join(f"cleared {text}" for text in was) or "no faults were on")
+    elif not args.target:
+        _print_faults(ask(root, {"verb": "faults"}))
+    elif not args.kind:
+        raise ConfigError(
+            "DRA-SIM-FAULT",
+            f"which fault of {args.target}?",
+            remedy="Name one, or give --clear; dra sim fault --help lists them.",
+        )
+    else:
+        names = (
+            "gpu",
+            "xid",
+            "function",
+            "error",
+            "seconds",
+            "hang",
+            "times",
+            "force",
+            "method",
+            "path",
+            "code",
+        )
+        options = {name: getattr(args, name) for name in names if getattr(args, name) not in (None, False)}
+        request = {"verb": "fault", "target": args.target, "kind": args.kind, "options": options}
+        _say(ask(root, request))
+    return 0
+
+
+def _down(args: argparse.Namespace) -> int:
+    from dra.sim.up import run_down
+
+    root = args.root.absolute()
+    ran = run_down(root, keep=args.keep)
+    print(f"the cluster in {root} has ended" if ran else f"no cluster ran in {root}", file=sys.stderr)
     return 0

@@ -1,42 +1,34 @@
 """A whole simulated cluster in one process tree on loopback.
 
-The API server, the ResourceClaim controller, the scheduler and one kubelet a node run in this process; the driver
-of each node is the real `dra plugin` as a process of its own, over real unix sockets.
+The API server, the controllers, the scheduler and one kubelet a node run in this process; the driver of a node is the
+real `dra plugin` as a process of its own, over real unix sockets. Beyond a few nodes, the drivers of the others run in
+this process too (`dra.sim.in_process` says what that leaves out).
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from dra.allocator.model import CompileSelector
 from dra.errors import ConfigError, DraError
-from dra.kube.client import KubeClient
-from dra.kube.connection import Connection, KubeOptions
 from dra.sim.apiserver import SimApiServer
+from dra.sim.cluster_node import DRIVER, TIMINGS, ClusterNode, tail
 from dra.sim.control.loop import ControlPlane
-from dra.sim.kubelet import PodLoop, SimKubelet, Timings
-from dra.sim.node import SimulatedNode
+from dra.sim.in_process import InProcessNodes
+from dra.sim.leash import Leash
 from dra.sim.profiles import PROFILES
-from dra.sim.runtime import Runtime
+from dra.sim.run_file import IN_PROCESS_FOLDER, KUBECONFIG
 
-DRIVER = "gpu.nvidia.com"
 Json = dict[str, Any]
 
-# A simulated kubelet looks and retries faster than a real one, so that a person does not wait.
-_TIMINGS = Timings(
-    scan=0.1, first_back_off=0.2, health_retry=1.0, reconcile=5.0, prepare_retry=3.0, unprepare_retry=1.0
-)
 # A unix socket's path has 107 usable bytes; the kubelet's directories and the driver's names take about 75.
 _MAX_ROOT = 32
+# A driver process costs a second of CPU to start and about 80 MB.
+MOST_PROCESSES = 4
 
 
 def parse_nodes(text: str) -> list[tuple[str, str]]:
@@ -52,7 +44,7 @@ def parse_nodes(text: str) -> list[tuple[str, str]]:
             name, _, number = part.rpartition("x")
             if name in PROFILES and number.isdecimal() and number.isascii():
                 profile, count = name, int(number)
-        if profile not in PROFILES or not 0 < count <= 100:
+        if profile not in PROFILES or not 0 < count <= 1000:
             raise ConfigError(
                 "DRA-SIM-NODES",
                 f"{part!r} is no machine profile",
@@ -69,43 +61,15 @@ def parse_nodes(text: str) -> list[tuple[str, str]]:
     return found
 
 
-@dataclass(slots=True)
-class ClusterNode:
-    """A node of the cluster: its files, its kubelet, its driver process."""
-
-    name: str
-    profile: str
-    root: Path
-    machine: SimulatedNode
-    kubelet: SimKubelet
-    loop: PodLoop
-    client: KubeClient
-    process: subprocess.Popen[bytes] | None = None
-    arguments: Sequence[str] = field(default_factory=tuple)
-
-    @property
-    def cdi_root(self) -> Path:
-        """Where the driver writes CDI files."""
-        return self.root / "var/run/cdi"
-
-    @property
-    def state_dir(self) -> Path:
-        """Where the driver keeps its records."""
-        return self.root / f"var/lib/kubelet/plugins/{DRIVER}"
-
-    @property
-    def log(self) -> Path:
-        """The driver's log."""
-        return self.root / "plugin.log"
-
-
 class SimCluster:
-    """Nodes under `root`, one directory each. Use as a context manager: everything ends with it.
+    """Nodes under `root`. Use as a context manager: everything ends with it.
 
     Args:
         nodes: (name, profile) pairs.
         version: the Kubernetes version to play, `1.32` to `1.37`.
         port: of the API server; 0 takes a free one.
+        real: so many nodes, the first ones, have a driver process; the others run in this process. Default: all,
+            but no more than four.
     """
 
     def __init__(
@@ -115,6 +79,7 @@ class SimCluster:
         *,
         version: str = "1.36",
         port: int = 0,
+        real: int | None = None,
         compile_selector: CompileSelector | None = None,
         plugin_arguments: Sequence[str] = (),
     ) -> None:
@@ -124,82 +89,65 @@ class SimCluster:
                 f"sockets below {root} would have paths longer than 107 bytes",
                 remedy="Choose a shorter directory, for example /tmp/sim.",
             )
-        root.mkdir(parents=True, exist_ok=True)
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.root, self.version = root, version
         if compile_selector is None:
             from dra.cel import compile_selector as found
 
             compile_selector = found
-        self.api = SimApiServer(port=port, version=version)
+        try:
+            self.api = SimApiServer(port=port, version=version)
+        except (ValueError, IndexError) as error:
+            raise ConfigError(
+                "DRA-SIM-VERSION", f"{version!r} is no version to play", remedy="Give 1.32 to 1.37."
+            ) from error
         self.control = ControlPlane(self.api, compile_selector)
-        self._wanted = list(nodes)
+        self.wanted = list(nodes)
+        self._real = min(len(self.wanted), MOST_PROCESSES) if real is None else real
         self._plugin_arguments = tuple(plugin_arguments)
+        self._leash = Leash()
         self.nodes: dict[str, ClusterNode] = {}
-        self.kubeconfig = root / "kubeconfig"
+        self.in_process = InProcessNodes(
+            self.api, root / IN_PROCESS_FOLDER, driver=DRIVER, version=version, timings=TIMINGS
+        )
+        self.kubeconfig = root / KUBECONFIG
 
     def start(self) -> Self:
         """Start everything; returns when the processes run. `wait_ready` waits for slices."""
         self.api.start()
         self.api.write_kubeconfig(self.kubeconfig)
         self.control.start()
-        for number, (name, profile) in enumerate(self._wanted):
-            self.nodes[name] = self._start_node(name, profile, self.root / f"n{number}")
+        self.in_process.start()
+        for number, (name, profile) in enumerate(self.wanted):
+            self.api.create("/api/v1/nodes", node_object(name, profile, version=self.version))
+            if number < self._real:
+                self.nodes[name] = self._start_node(name, profile, self.root / f"n{number}")
+            else:
+                self.in_process.add(name, profile)
         return self
 
     def _start_node(self, name: str, profile: str, root: Path) -> ClusterNode:
-        machine = SimulatedNode(profile, root, salt=name)
-        registry = root / "var/lib/kubelet/plugins_registry"
-        registry.mkdir(parents=True, exist_ok=True)
-        self.api.create("/api/v1/nodes", node_object(name, profile))
-        client = KubeClient(
-            Connection(KubeOptions(kubeconfig=str(self.kubeconfig), user_agent="sim-kubelet"))
-        )
-        kubelet = SimKubelet(
-            name, root / "var/lib/kubelet", client, slices=client, runtime=Runtime(root),
-            minor=int(self.version.partition(".")[2]), timings=_TIMINGS,
+        node = ClusterNode.make(
+            name, profile, root,
+            kubeconfig=self.kubeconfig, minor=int(self.version.partition(".")[2]), leash=self._leash,
+            arguments=self._plugin_arguments,
         )  # fmt: skip
-        node = ClusterNode(name, profile, root, machine, kubelet, PodLoop(kubelet, client), client)
-        kubelet.start()
-        node.loop.start()
-        self.start_driver(node)
+        node.start_kubelet()
+        node.start_driver()
         return node
-
-    def start_driver(self, node: ClusterNode) -> None:
-        """Start a node's driver process."""
-        command = [
-            sys.executable, "-m", "dra.cli.main", "plugin",
-            "--simulate", node.profile, "--host-root", str(node.root), "--node-name", node.name,
-            "--kubeconfig", str(self.kubeconfig), *self._plugin_arguments,
-        ]  # fmt: skip
-        with node.log.open("ab") as log:
-            node.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "POD_UID": ""}
-            )
-
-    def stop_driver(self, node: ClusterNode, *, timeout_seconds: float = 10.0) -> None:
-        """End a node's driver process: politely, then not."""
-        if node.process is None:
-            return
-        node.process.terminate()
-        try:
-            node.process.wait(timeout_seconds)
-        except subprocess.TimeoutExpired:
-            node.process.kill()
-            node.process.wait()
-        node.process = None
 
     def stop(self) -> None:
         """End everything. The files stay."""
         for node in self.nodes.values():
-            if node.process is not None:
-                node.process.terminate()
+            node.ask_driver_to_stop()
+        # Frozen requests would hold up whoever waits for them.
+        self.api.faults.clear()
         for node in self.nodes.values():
-            self.stop_driver(node)
-            node.loop.stop()
-            node.kubelet.stop()
-            node.client.close()
+            node.stop()
+        self.in_process.stop()
         self.control.stop()
         self.api.stop()
+        self._leash.close()
 
     def __enter__(self) -> Self:
         try:
@@ -230,9 +178,9 @@ class SimCluster:
             )
 
     def _is_ready(self, node: ClusterNode) -> bool:
-        if node.process is not None and node.process.poll() is not None:
+        if not node.driver_runs:
             raise DraError("DRA-SIM-DRIVER", f"the driver of {node.name} ended: {tail(node.log)}")
-        if node.kubelet.connection(DRIVER) is None:
+        if not node.registered:
             return False
         slices = [item for item in self.slices() if item["spec"].get("nodeName") == node.name]
         return bool(slices) and len(slices) == slices[0]["spec"]["pool"]["resourceSliceCount"]
@@ -319,7 +267,7 @@ def read_manifests(files: Iterable[Path]) -> Iterator[Json]:
                 yield document
 
 
-def node_object(name: str, profile: str) -> Json:
+def node_object(name: str, profile: str, *, version: str = "1.36") -> Json:
     """Give the Node of a simulated machine."""
     resources = {"cpu": "128", "memory": "1Ti", "pods": "250"}
     return {
@@ -335,27 +283,14 @@ def node_object(name: str, profile: str) -> Json:
             },
         },
         "status": {
+            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}, {"type": "Hostname", "address": name}],
             "capacity": resources,
             "allocatable": resources,
             "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
             "nodeInfo": {
-                "kubeletVersion": "v1.36.0-sim", "containerRuntimeVersion": "sim://1", "operatingSystem": "linux",
+                "kubeletVersion": f"v{version}.0-sim", "containerRuntimeVersion": "sim://1", "operatingSystem": "linux",
                 "architecture": "amd64", "osImage": "simulated", "kernelVersion": "", "bootID": "",
                 "machineID": "", "systemUUID": "", "kubeProxyVersion": "",
             },
         },
     }  # fmt: skip
-
-
-def tail(log: Path | None) -> str:
-    """Give the last thing a driver logged, in one line."""
-    if log is None or not log.exists():
-        return "nothing was logged"
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    if not lines:
-        return "nothing was logged"
-    try:
-        entry = json.loads(lines[-1])
-    except ValueError:
-        return lines[-1][:300]
-    return f"last log line: {entry.get('event')} {entry.get('error', '')}".strip()

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from dra.errors import DraError
-from dra.sim.cluster import ClusterNode, SimCluster
+from dra.sim.cluster import SimCluster
+from dra.sim.cluster_node import ClusterNode
 from dra.sim.runtime import ContainerView
 
 Json = dict[str, Any]

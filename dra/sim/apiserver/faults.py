@@ -98,6 +98,11 @@ class Faults:
         """Whether new connections are closed at once."""
         return self._refusing.is_set()
 
+    def on(self) -> list[Fault]:
+        """Give the faults that may still hit."""
+        with self._lock:
+            return [fault for fault in self._faults if fault.times is None or fault.hits < fault.times]
+
     def take(self, method: str, target: str, *, watch: bool, body: bytes = b"") -> Fault | None:
         """Give the fault that this request meets, and count the hit."""
         with self._lock:
