@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests.bench import decisions
+from tests.bench import decisions, explain
 from tests.bench.apiserver import ApiServerProcess
 from tests.bench.figure import Figure
 from tests.process.harness import DRIVER, DaemonProcess, Node
@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=200, help="single prepares (default 200)")
     parser.add_argument("--idle-seconds", type=float, default=20.0, help="how long to watch an idle daemon")
     args = parser.parse_args()
-    figures = measure(args.rounds, args.idle_seconds) + decisions.figures()
+    figures = measure(args.rounds, args.idle_seconds) + decisions.figures() + explain.figures()
     if args.json:
         json.dump([{**asdict(item), "met": item.met} for item in figures], sys.stdout, indent=1)
         print()

@@ -12,9 +12,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.bench.figure import Figure
 
 MIB = 1 << 20
 # (profile, memory slices, where it may start) of an H100 with 80 GB.
@@ -27,22 +28,6 @@ PLACEMENTS = (
     ("7g.80gb", 8, range(1)),
 )
 DRIVER = "gpu.nvidia.com"
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One line of the bench: what was measured, and the budget."""
-
-    what: str
-    value: float
-    unit: str
-    budget: float
-    nvidia: str = "-"
-
-    @property
-    def met(self) -> bool:
-        """Whether the budget holds."""
-        return self.value <= self.budget
 
 
 def figures() -> list[Figure]:
@@ -58,8 +43,8 @@ def figures() -> list[Figure]:
             dump.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
             for pod, what in (("odd", "nothing matches"), ("full", "all are taken")):
                 seconds, memory = explain(dump, pod)
-                found.append(Figure(f"explain, {name}, {what}", seconds, "s", 5))
-                found.append(Figure(f"explain, {name}, {what}, memory", memory, "MiB", 500))
+                found.append(Figure(f"explain, {name}, {what}", seconds, "s", 5, "-"))
+                found.append(Figure(f"explain, {name}, {what}, memory", memory, "MiB", 500, "-"))
     return found
 
 

@@ -60,7 +60,15 @@ def test_other_text_is_no_pci_address(text: str) -> None:
 
 
 def test_versions_order_as_semver_says() -> None:
-    ordered = ["1.0.0-alpha", "1.0.0-alpha.1", "1.0.0-alpha.beta", "1.0.0-beta.2", "1.0.0-beta.11", "1.0.0", "1.0.1"]
+    ordered = [
+        "1.0.0-alpha",
+        "1.0.0-alpha.1",
+        "1.0.0-alpha.beta",
+        "1.0.0-beta.2",
+        "1.0.0-beta.11",
+        "1.0.0",
+        "1.0.1",
+    ]
     versions = [Semver.parse(text) for text in ordered]
     assert sorted(versions) == versions
     assert Semver.parse("1.0.0+a") == Semver.parse("1.0.0+b")
@@ -75,7 +83,13 @@ def test_loose_versions_are_refused_where_strict_ones_are_asked_for(text: str) -
 
 @pytest.mark.parametrize(
     ("text", "version"),
-    [("535.104.05", "535.104.5"), ("580.126.20", "580.126.20"), ("13.0", "13.0.0"), ("550", "550.0.0"), ("x", None)],
+    [
+        ("535.104.05", "535.104.5"),
+        ("580.126.20", "580.126.20"),
+        ("13.0", "13.0.0"),
+        ("550", "550.0.0"),
+        ("x", None),
+    ],
 )
 def test_driver_versions_become_strict_ones(text: str, version: str | None) -> None:
     found = normalise_version(text)

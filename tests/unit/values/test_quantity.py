@@ -34,7 +34,9 @@ def test_a_quantity_is_read_and_written_as_the_api_server_does(text: str, canoni
     assert quantity.value == value
 
 
-@pytest.mark.parametrize("text", ["", "Gi", "1 Gi", "1gi", "1.2.3", "0x10", "1e", "--1", "NaN", "١", "1" * 5000, "1e" + "1" * 5000])
+@pytest.mark.parametrize(
+    "text", ["", "Gi", "1 Gi", "1gi", "1.2.3", "0x10", "1e", "--1", "NaN", "١", "1" * 5000, "1e" + "1" * 5000]
+)
 def test_text_that_is_no_quantity_is_refused_by_name(text: str) -> None:
     with pytest.raises(ValueFormatError, match="DRA-QUANTITY"):
         Quantity.parse(text)
