@@ -308,20 +308,23 @@ class SpecCache:
     devices: dict[str, ResolvedDevice] = field(default_factory=dict)
     errors: dict[Path, list[str]] = field(default_factory=dict)
 
-    def refresh(self) -> None:
-        """Read all directories again. Engines do so before each injection."""
-        self.devices, self.errors = {}, {}
+    def refresh(self) -> Mapping[str, ResolvedDevice]:
+        """Read all directories again and give the devices. Engines do so before each injection; safe from threads."""
+        devices: dict[str, ResolvedDevice] = {}
+        errors: dict[Path, list[str]] = {}
         for directory in self.directories:
-            self.devices.update(self._read(directory))
+            devices.update(self._read(directory, errors))
+        self.devices, self.errors = devices, errors
+        return devices
 
-    def _read(self, directory: Path) -> dict[str, ResolvedDevice]:
+    def _read(self, directory: Path, errors: dict[Path, list[str]]) -> dict[str, ResolvedDevice]:
         found: dict[str, ResolvedDevice] = {}
         conflicts: set[str] = set()
         for path in _spec_files(directory):
             try:
                 spec = parse_spec(path.read_text(), path, engine_version=self.engine_version)
             except (SpecError, OSError, UnicodeDecodeError) as error:
-                self.errors.setdefault(path, []).append(str(error))
+                errors.setdefault(path, []).append(str(error))
                 continue
             for name, edits in spec.devices.items():
                 qualified = f"{spec.kind}={name}"
@@ -329,7 +332,7 @@ class SpecCache:
                 if other is not None:
                     conflicts.add(qualified)
                     for both in (path, other.spec.path):
-                        self.errors.setdefault(both, []).append(f"conflicting device {qualified}")
+                        errors.setdefault(both, []).append(f"conflicting device {qualified}")
                 found.setdefault(qualified, ResolvedDevice(qualified, spec, edits))
         return {name: device for name, device in found.items() if name not in conflicts}
 
@@ -339,11 +342,11 @@ class SpecCache:
         Raises:
             UnresolvableError: with all names that do not exist; nothing is applied then.
         """
-        self.refresh()
-        missing = [name for name in names if name not in self.devices]
+        devices = self.refresh()
+        missing = [name for name in names if name not in devices]
         if missing:
             raise UnresolvableError(missing)
-        return [self.devices[name] for name in names]
+        return [devices[name] for name in names]
 
 
 def _spec_files(directory: Path) -> list[Path]:
