@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import pynvml
 
@@ -26,6 +26,8 @@ from dra.nvml.errors import (
 from dra.nvml.lanes import abandoned_error, current_job
 from dra.values import PciAddress
 
+T = TypeVar("T")
+
 # Opens even where no GPU is attached yet. Source: nvmlInitWithFlags.
 INIT_FLAG_NO_GPUS = 1
 
@@ -39,6 +41,8 @@ class Opened:
     driver_version: str = ""
     cuda_version: tuple[int, int] | None = None
     handles: dict[str, Any] = field(default_factory=dict)
+    # Answers that hold as long as the session does; see `NvmlApi.remembered`.
+    answers: dict[tuple[object, ...], Any] = field(default_factory=dict)
     users: int = 0
     last_used: float = 0.0
     ended: bool = False
@@ -94,6 +98,7 @@ def retire(opened: Opened) -> None:
             _reset_binding(None)
             _owner = None
     opened.handles.clear()
+    opened.answers.clear()
     opened.shut_down.set()
 
 
@@ -134,15 +139,20 @@ class NvmlApi:
         """Which opening of the library this is; handles and instances of another one are void."""
         return self._opened.generation
 
-    def call(self, name: str, *args: object, subject: str = "") -> Any:
+    def call(self, name: str, *args: object, subject: str = "", undoing: bool = False) -> Any:
         """Call `pynvml.<name>`; bytes come back as text.
+
+        Args:
+            name: pynvml's function.
+            args: what it takes.
+            subject: the GPU it is about, for errors.
+            undoing: go on although nobody waits any more, to take back what was made.
 
         Raises:
             StackError, DeviceError: as NVML says; DRA-NVML-HUNG once nobody waits for the caller any more.
         """
-        job = current_job()
-        if job is not None and job.abandoned:
-            raise abandoned_error(job)
+        if not undoing:
+            self.check_awaited()
         if self._opened.ended:
             raise StackError(SESSION_LOST, "NVML: the session was closed meanwhile", retryable=True)
         function: Callable[..., Any] | None = getattr(pynvml, name, None)
@@ -152,6 +162,24 @@ class NvmlApi:
             return _text_if_bytes(function(*args))
         except pynvml.NVMLError as error:
             raise translate(error, doing=name, subject=subject) from error
+
+    @staticmethod
+    def check_awaited() -> None:
+        """Stop here if nobody waits for the result any more.
+
+        Raises:
+            StackError, DeviceError: DRA-NVML-HUNG.
+        """
+        job = current_job()
+        if job is not None and job.abandoned:
+            raise abandoned_error(job)
+
+    def remembered(self, key: tuple[object, ...], ask: Callable[[], T]) -> T:
+        """Give what `ask` gave for this key in this session; asks once. For what cannot change while it is open."""
+        if key not in self._opened.answers:
+            self._opened.answers[key] = ask()
+        found: T = self._opened.answers[key]
+        return found
 
     def optional(self, name: str, *args: object, subject: str = "") -> Any:
         """Do what `call` does, but give None where the GPU or the driver does not have it."""

@@ -48,7 +48,7 @@ def read_profiles(
     for number in range(len(_SHAPES) + _NEWER):
         try:
             info, named = _profile_info(api, handle, number, subject)
-            placements = _placements(api, handle, info, subject)
+            placements = possible_placements(api, handle, info.id, subject=subject)
         except DraError as error:
             if error.code in _NOT_OFFERED:
                 continue
@@ -133,11 +133,14 @@ def _profile_info(api: NvmlApi, handle: Any, number: int, subject: str) -> tuple
     return info, text.removeprefix("MIG ").strip()
 
 
-def _placements(api: NvmlApi, handle: Any, info: Any, subject: str) -> tuple[tuple[int, int], ...]:
+def possible_placements(
+    api: NvmlApi, handle: Any, profile_id: int, *, subject: str
+) -> tuple[tuple[int, int], ...]:
+    """Give where instances of a profile may lie, (start, size) in memory slices, taken places included."""
     count = c_uint(_MAX_PLACEMENTS)
     room = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
     api.call(
-        "nvmlDeviceGetGpuInstancePossiblePlacements", handle, info.id, room, byref(count), subject=subject
+        "nvmlDeviceGetGpuInstancePossiblePlacements", handle, profile_id, room, byref(count), subject=subject
     )
     return tuple(sorted((place.start, place.size) for place in room[: count.value]))
 
