@@ -19,6 +19,8 @@ from dra.nvml.mig_gpu import (
     MODE_NEEDS_RESET,
     GpuMig,
     MigFacts,
+    MigInstance,
+    MigLook,
 )
 from dra.nvml.session import NvmlSession
 from dra.values import PciAddress
@@ -30,10 +32,14 @@ __all__ = [
     "MIG_PLACEMENT",
     "MODE_NEEDS_RESET",
     "MigFacts",
+    "MigInstance",
+    "MigLook",
     "clear_half_made",
     "create_mig",
     "destroy_mig",
     "find_mig",
+    "instances_of",
+    "look_mig",
     "mig_mode_off_if_empty",
 ]
 
@@ -100,12 +106,56 @@ def find_mig(
     )
 
 
+def look_mig(
+    session: NvmlSession,
+    gpu_uuid: str,
+    *,
+    profile_id: int,
+    start: int,
+    deadline_seconds: float | None = None,
+    address: PciAddress | None = None,
+) -> MigLook:
+    """Give what stands at this place, half-made instances included.
+
+    Raises:
+        DeviceError, StackError: DRA-NVML-…; DRA-MIG-GPU-CHANGED.
+    """
+    return _run(
+        session,
+        gpu_uuid,
+        lambda gpu: gpu.look(profile_id, start),
+        deadline_seconds=deadline_seconds,
+        address=address,
+    )
+
+
+def instances_of(
+    session: NvmlSession,
+    gpu_uuid: str,
+    *,
+    deadline_seconds: float | None = None,
+    address: PciAddress | None = None,
+) -> tuple[MigInstance, ...]:
+    """Give all GPU instances of a GPU by their place, whoever made them.
+
+    Raises:
+        DeviceError, StackError: DRA-NVML-…; DRA-MIG-GPU-CHANGED.
+    """
+    return _run(
+        session,
+        gpu_uuid,
+        lambda gpu: gpu.instances(),
+        deadline_seconds=deadline_seconds,
+        address=address,
+    )
+
+
 def destroy_mig(
     session: NvmlSession,
     gpu_uuid: str,
     *,
     gi: int,
-    ci: int,
+    ci: int | None,
     uuid: str,
     profile_id: int | None = None,
     start: int | None = None,
@@ -116,7 +166,7 @@ def destroy_mig(
 
     Ids are used again, and so are the UUIDs that follow from them: another UUID, or another profile or start
     where those are given, means that ours is gone already. A GPU instance without its compute instance (an
-    earlier attempt got half-way) is destroyed too.
+    earlier attempt got half-way) is destroyed too; `ci` None says that it never had one.
 
     Raises:
         DeviceError: DRA-MIG-IN-USE: a process uses it (retryable); DRA-MIG-GPU-CHANGED; DRA-NVML-….

@@ -69,6 +69,30 @@ class MigFacts:
     mode_switched: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class MigLook:
+    """What stands at one place: whether MIG mode is on, and the ids of what is there.
+
+    `gi` is None where nothing is; `ci` is None and `uuid` empty where only a GPU instance is.
+    """
+
+    mode_on: bool
+    gi: int | None = None
+    ci: int | None = None
+    uuid: str = ""
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """A GPU instance and its place in memory slices."""
+
+    gi: int
+    profile_id: int
+    start: int
+    size: int
+
+
 class GpuMig:
     """One GPU inside one call into the session; see the functions of `dra.nvml.mig_control` for what each does."""
 
@@ -143,11 +167,39 @@ class GpuMig:
             mode_switched=mode_switched,
         )
 
+    def look(self, profile_id: int, start: int) -> MigLook:
+        """Give what stands at a place, whole or half."""
+        mode = self._api.optional("nvmlDeviceGetMigMode", self._handle, subject=self._subject)
+        if mode is None or mode[0] != 1:
+            return MigLook(mode_on=False)
+        found = self._instance_at(profile_id, start)
+        if found is None:
+            return MigLook(mode_on=True)
+        instance, info = found
+        size = int(info.placement.size)
+        compute = self._compute_of(instance)
+        if compute is None:
+            return MigLook(mode_on=True, gi=int(info.id), size=size)
+        facts = self._facts(info, compute)
+        return MigLook(mode_on=True, gi=facts.gi, ci=facts.ci, uuid=facts.uuid, size=size)
+
     def find(self, profile_id: int, start: int) -> MigFacts | None:
         """Give the whole device at a place."""
-        found = self._instance_at(profile_id, start)
-        compute = None if found is None else self._compute_of(found[0])
-        return None if found is None or compute is None else self._facts(found[1], compute)
+        seen = self.look(profile_id, start)
+        if seen.gi is None or seen.ci is None:
+            return None
+        return MigFacts(seen.gi, seen.ci, seen.uuid, profile_id, start, seen.size)
+
+    def instances(self) -> tuple[MigInstance, ...]:
+        """Give all GPU instances by their place."""
+        found: list[MigInstance] = []
+        for number in range(_MAX_INSTANCES):
+            instance = self._absent("nvmlDeviceGetGpuInstanceById", self._handle, number)
+            info = None if instance is None else self._absent("nvmlGpuInstanceGetInfo", instance)
+            if info is not None:
+                place = info.placement
+                found.append(MigInstance(number, int(info.profileId), int(place.start), int(place.size)))
+        return tuple(sorted(found, key=lambda each: (each.start, each.size)))
 
     # Making
 
@@ -280,6 +332,18 @@ class GpuMig:
             gpu=self._subject,
         )
 
+    def _overlapping(self, start: int, size: int) -> str:
+        try:
+            others = [
+                f"GPU instance {each.gi} (profile {each.profile_id}) has slices {each.start} to "
+                f"{each.start + each.size - 1}"
+                for each in self.instances()
+                if each.start < start + size and start < each.start + each.size
+            ]
+        except DraError:
+            others = []
+        return ", ".join(others) or "the GPU has as many instances as it can have"
+
     def _make_compute(self, instance: Any, profile_id: int) -> Any:
         wanted = self._api.remembered(
             ("mig compute profiles", self._uuid, profile_id), lambda: self._compute_profiles(instance)
@@ -322,7 +386,9 @@ class GpuMig:
 
     # Destroying
 
-    def destroy(self, gi: int, ci: int, uuid: str, *, profile_id: int | None, start: int | None) -> bool:
+    def destroy(
+        self, gi: int, ci: int | None, uuid: str, *, profile_id: int | None, start: int | None
+    ) -> bool:
         """Destroy a device if it is this one."""
         instance = self._absent("nvmlDeviceGetGpuInstanceById", self._handle, gi)
         info = None if instance is None else self._absent("nvmlGpuInstanceGetInfo", instance)
@@ -330,7 +396,7 @@ class GpuMig:
             return False
         if profile_id not in (None, info.profileId) or start not in (None, info.placement.start):
             return False
-        compute = self._absent("nvmlGpuInstanceGetComputeInstanceById", instance, ci)
+        compute = None if ci is None else self._absent("nvmlGpuInstanceGetComputeInstanceById", instance, ci)
         if compute is None:
             # Half destroyed earlier, unless somebody else has parts in it.
             return self._compute_of(instance) is None and self._destroy(
@@ -380,13 +446,7 @@ class GpuMig:
             self._set_mode(0)
         except DeviceError as error:
             # An instance without a MIG device keeps the mode on as a process does.
-            if error.code == MIG_IN_USE and self._has_instances():
+            if error.code == MIG_IN_USE and self.instances():
                 return False
             raise
         return bool(self._call("nvmlDeviceGetMigMode", self._handle)[0] == 0)
-
-    def _has_instances(self) -> bool:
-        return any(
-            self._absent("nvmlDeviceGetGpuInstanceById", self._handle, number) is not None
-            for number in range(_MAX_INSTANCES)
-        )

@@ -7,6 +7,8 @@ from dra.nvml.mig_control import (
     create_mig,
     destroy_mig,
     find_mig,
+    instances_of,
+    look_mig,
     mig_mode_off_if_empty,
 )
 from dra.nvml.session import NvmlSession
@@ -137,14 +139,17 @@ def test_a_place_that_the_profile_does_not_have_is_refused_and_the_mode_untouche
     assert on.gpu.mig_current == 0
 
 
-@pytest.mark.parametrize("other", ["1g.10gb", "3g.40gb"])
-def test_a_place_that_is_taken_is_refused_and_the_holder_stays(rig, other):
+@pytest.mark.parametrize(
+    ("other", "said"), [("1g.10gb", "is there already"), ("3g.40gb", "(profile 9) has slices 0 to 3")]
+)
+def test_a_place_that_is_taken_is_refused_and_the_holder_named(rig, other, said):
     on = rig()
     on.control.set_mig_layout(0, [(other, 0)])
     before = on.layout
     with pytest.raises(DeviceError) as refused:
         on.create(19, 0)
     assert (refused.value.code, refused.value.retryable) == ("DRA-MIG-OCCUPIED", True)
+    assert said in refused.value.message
     assert on.layout == before
 
 
@@ -310,3 +315,24 @@ def test_the_second_creation_of_a_session_asks_little(rig):
     on.control.reset_calls()
     on.create(19, 1)
     assert sum(on.control.count_calls().values()) <= 6
+
+
+def test_a_look_tells_the_mode_and_what_stands_at_a_place_whole_or_half(rig):
+    on = rig()
+
+    def look(profile_id, start):
+        return look_mig(on.session, on.slot.uuid, profile_id=profile_id, start=start, **on.by)
+
+    assert look(9, 0).mode_on is False
+    on.leave_half(9, 0)
+    half = look(9, 0)
+    assert (half.mode_on, half.gi, half.ci, half.uuid) == (True, on.gpu.instances[0].gi, None, "")
+    made = on.create(19, 4)
+    whole = look(19, 4)
+    assert (whole.gi, whole.ci, whole.uuid, whole.size) == (made.gi, made.ci, made.uuid, 1)
+    assert look(19, 5).gi is None
+    listed = instances_of(on.session, on.slot.uuid, **on.by)
+    assert [(each.profile_id, each.start, each.size) for each in listed] == [(9, 0, 4), (19, 4, 1)]
+    assert destroy_mig(on.session, on.slot.uuid, gi=half.gi, ci=None, uuid="", **on.by)
+    assert not destroy_mig(on.session, on.slot.uuid, gi=made.gi, ci=None, uuid="", **on.by)
+    assert on.layout == [(19, 4, 1)]
