@@ -320,13 +320,11 @@ class GpuMig:
         return instance, self._call("nvmlGpuInstanceGetInfo", instance)
 
     def _occupied(self, profile_id: int, start: int, size: int, found: tuple[Any, Any] | None) -> DeviceError:
-        what = (
-            "an instance that overlaps" if found is None else f"GPU instance {found[1].id} is there already"
-        )
+        what = f"GPU instance {found[1].id} is there already" if found else self._overlapping(start, size)
         return DeviceError(
             MIG_OCCUPIED,
-            f"GPU {self._subject}: no room for MIG profile {profile_id} in memory slices {start} to "
-            f"{start + size - 1}: {what}",
+            f"GPU {self._subject}: no room for MIG profile {profile_id} in memory slices {_span(start, size)}: "
+            f"{what}",
             remedy="Look for the instance that holds the place (nvidia-smi mig -lgi); destroy it if nobody needs it.",
             retryable=True,
             gpu=self._subject,
@@ -335,8 +333,7 @@ class GpuMig:
     def _overlapping(self, start: int, size: int) -> str:
         try:
             others = [
-                f"GPU instance {each.gi} (profile {each.profile_id}) has slices {each.start} to "
-                f"{each.start + each.size - 1}"
+                f"GPU instance {each.gi} (profile {each.profile_id}) has {_span(each.start, each.size)}"
                 for each in self.instances()
                 if each.start < start + size and start < each.start + each.size
             ]
@@ -450,3 +447,7 @@ class GpuMig:
                 return False
             raise
         return bool(self._call("nvmlDeviceGetMigMode", self._handle)[0] == 0)
+
+
+def _span(start: int, size: int) -> str:
+    return str(start) if size == 1 else f"{start} to {start + size - 1}"

@@ -140,7 +140,7 @@ def test_a_place_that_the_profile_does_not_have_is_refused_and_the_mode_untouche
 
 
 @pytest.mark.parametrize(
-    ("other", "said"), [("1g.10gb", "is there already"), ("3g.40gb", "(profile 9) has slices 0 to 3")]
+    ("other", "said"), [("1g.10gb", "is there already"), ("3g.40gb", "(profile 9) has 0 to 3")]
 )
 def test_a_place_that_is_taken_is_refused_and_the_holder_named(rig, other, said):
     on = rig()
