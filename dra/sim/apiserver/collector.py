@@ -44,12 +44,13 @@ class Collector:
             self._thread = None
 
     def _noticed(self, resource: str, change: Change) -> None:
-        # Only a deletion, or an object that is marked for it, can give the collector work.
-        after = change.after
+        # Only a deletion, an object that is marked for it, or new owners can give the collector work.
+        after, before = change.after, change.before
+        owners = None if before is None else before["metadata"].get("ownerReferences")
         if (
             after is None
             or after["metadata"].get("deletionTimestamp")
-            or after["metadata"].get("ownerReferences")
+            or after["metadata"].get("ownerReferences") != owners
         ):
             self._wake.set()
 

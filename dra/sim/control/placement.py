@@ -113,8 +113,11 @@ def choose_place(pod: Json, claims: Sequence[Json], world: World) -> Placement |
     reasons: Counter[str] = Counter()
     best: Placement | None = None
     highest = sum(map(_best_score, claims))
+    key = _requests_key(claims)
     for node in world.nodes:
-        placement = _try(pod, node, claims, world)
+        # A full node is passed over before anything else is looked at.
+        known = world.ruled_out.get((node["metadata"]["name"], key)) if claims else None
+        placement = known or _try(pod, node, claims, world)
         if isinstance(placement, str):
             reasons[placement] += 1
             continue
@@ -159,7 +162,7 @@ def _try(pod: Json, node: Json, claims: Sequence[Json], world: World) -> Placeme
 
 
 def _allocate(node: Json, wanted: Sequence[Json], world: World) -> list[Json] | str:
-    key = (node["metadata"]["name"], json.dumps([claim["spec"] for claim in wanted], sort_keys=True))
+    key = (node["metadata"]["name"], _requests_key(wanted))
     if key in world.ruled_out:
         return world.ruled_out[key]
     try:
@@ -172,6 +175,13 @@ def _allocate(node: Json, wanted: Sequence[Json], world: World) -> list[Json] | 
         world.ruled_out[key] = "cannot allocate all claims"
         return world.ruled_out[key]
     return found
+
+
+def _requests_key(claims: Sequence[Json]) -> str:
+    """Give a text that is equal for claims that ask for the same; empty if one of them is allocated."""
+    if any((claim.get("status") or {}).get("allocation") for claim in claims):
+        return ""
+    return json.dumps([claim["spec"] for claim in claims], sort_keys=True)
 
 
 def _score(claim: Json, allocation: Json) -> int:
