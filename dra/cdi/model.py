@@ -45,6 +45,8 @@ class CdiDevice:
 
     `name` is its name in the pool (`gpu-0`). The extras are what other configuration adds: capability nodes of a MIG
     device, the pipe directory of MPS. `admin` changes nothing here: access for monitoring gets the same nodes.
+    `mig_instances` are the ids of GPU instance and compute instance of a MIG device: the renderer makes its capability
+    nodes of them.
     """
 
     name: str
@@ -55,6 +57,7 @@ class CdiDevice:
     extra_nodes: tuple[DeviceNode, ...] = ()
     extra_env: tuple[str, ...] = ()
     extra_mounts: tuple[Mount, ...] = ()
+    mig_instances: tuple[int, int] | None = None
 
 
 class WantedDevice(Protocol):
@@ -74,6 +77,9 @@ class WantedDevice(Protocol):
 
     @property
     def admin(self) -> bool: ...
+
+    @property
+    def mig_instances(self) -> tuple[int, int] | None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from dra.cdi.edits import complete_claim_spec, root_part
 from dra.cdi.exposure import CommonEdits, common_edits
 from dra.cdi.files import SpecFiles
 from dra.cdi.hook import find_hook
+from dra.cdi.mig_nodes import mig_capability_nodes
 from dra.cdi.model import CdiDevice, CdiOptions, NodeFiles, WantedDevice
 from dra.cdi.node_making import Runner, run_program
 from dra.cdi.nodes import ClaimNodes, NodeSource
@@ -77,11 +78,12 @@ class CdiRenderer:
 
         Raises:
             StackError: DRA-DRIVER-LIBRARIES-MISSING, DRA-DRIVER-VERSION-MISMATCH, DRA-DEVICE-NODE-MISSING,
-                DRA-CDI-HOOK-MISSING, DRA-DRIVER-FILE-GONE: retryable, nothing is kept.
+                DRA-CDI-HOOK-MISSING, DRA-DRIVER-FILE-GONE: retryable, nothing is kept; DRA-MIG-CAPS-DRIVER.
+            DeviceError: DRA-MIG-CAPABILITY: the kernel does not list a MIG device's instances.
             BugError: DRA-CDI-INVALID: what was made breaks the rules of the specification.
             HostError: /proc cannot be read.
         """
-        wanted = [_as_cdi_device(device) for device in devices]
+        wanted = [self._as_cdi_device(device) for device in devices]
         # Nodes first: making them loads the modules, which fills in the driver's version.
         nodes = self._nodes.get({device.gpu_minor: device.pci_address for device in wanted})
         kept = self._look(driver_version).get()
@@ -93,6 +95,28 @@ class CdiRenderer:
             env=kept.common.env,
             root=kept.root,
         )
+
+    def _as_cdi_device(self, device: WantedDevice) -> CdiDevice:
+        found = device
+        if not isinstance(found, CdiDevice):
+            found = CdiDevice(
+                name=device.name,
+                gpu_minor=device.gpu_minor,
+                pci_address=device.pci_address,
+                share_id=device.share_id,
+                admin=device.admin,
+                mig_instances=device.mig_instances,
+            )
+        if found.mig_instances is None:
+            return found
+        gpu_instance, compute_instance = found.mig_instances
+        nodes = mig_capability_nodes(
+            self._paths,
+            gpu_minor=found.gpu_minor,
+            gpu_instance=gpu_instance,
+            compute_instance=compute_instance,
+        )
+        return replace(found, extra_nodes=(*nodes, *found.extra_nodes), mig_instances=None)
 
     def needs_rewrite(self, path: Path, spec: Mapping[str, Any]) -> bool:
         """Whether the file at `path` is missing or is not this spec.
@@ -201,15 +225,3 @@ def _gone(sources: tuple[tuple[str, str], ...]) -> set[str]:
         except OSError:
             gone.add(source)
     return gone
-
-
-def _as_cdi_device(device: WantedDevice) -> CdiDevice:
-    if isinstance(device, CdiDevice):
-        return device
-    return CdiDevice(
-        name=device.name,
-        gpu_minor=device.gpu_minor,
-        pci_address=device.pci_address,
-        share_id=device.share_id,
-        admin=device.admin,
-    )

@@ -4,8 +4,8 @@ An effect stands in its claim's record, as a kind and its arguments, before it i
 be called again at any time: applying what is applied and undoing what is undone does nothing. What an effect
 needs for `undo` is in its arguments, so that it can be undone by another process, without API server.
 
-`WriteCdi` is the only kind today. MIG devices, time-slices, compute modes and MPS daemons are further kinds: a
-class here or beside, an entry in the catalogue, and a planner that asks for it.
+`WriteCdi` is here, MIG partitions are in `dra.prepare.mig_effects`. Time-slices, compute modes and MPS daemons are
+further kinds: a class beside, an entry in the catalogue, and a planner that asks for it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class Effect(Protocol):
 
     `shared_resource` names what several claims have in common (`time-slice gpu-0`): only the last claim whose
     journal has an effect of the same kind on it undoes it. None for what belongs to one claim.
+
+    An effect may also have `outcome`: what came of `apply` and `undo` must know (see `outcome_of`).
     """
 
     kind: ClassVar[str]
@@ -85,7 +87,7 @@ class EffectCatalog:
                 effect=entry.kind,
             )
         try:
-            return make(entry.args)
+            return make({**entry.args, "outcome": entry.outcome} if entry.outcome else entry.args)
         except (KeyError, TypeError, ValueError) as error:
             raise RecordError(
                 "DRA-RECORD-CORRUPT",
@@ -98,6 +100,15 @@ class EffectCatalog:
 def journal_entry(effect: Effect) -> JournalEntry:
     """Give the entry with which an effect begins."""
     return JournalEntry(effect.kind, dict(effect.args()))
+
+
+def outcome_of(effect: Effect) -> Mapping[str, Any]:
+    """Give what came of applying an effect, for the journal; empty if it has nothing to tell.
+
+    `EffectCatalog` gives it back under the key `outcome` of the arguments.
+    """
+    outcome: Mapping[str, Any] = getattr(effect, "outcome", {})
+    return outcome
 
 
 class WriteCdi:

@@ -11,81 +11,42 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from dra.api.claim import ClaimRef, ClaimView, admit_claim, parse_claim
+from dra.api.claim import AllocatedDevice, ClaimRef, ClaimView, admit_claim, parse_claim
 from dra.errors import BugError, DraError, HostError
 from dra.inventory.model import Inventory
+from dra.inventory.names import MigName, parse_device_name
 from dra.prepare import steps
 from dra.prepare.cdi_files import CdiFiles
-from dra.prepare.effects import Effect, EffectCatalog, Revive, WriteCdi
-from dra.prepare.fetch import API_DEADLINE_SECONDS, RECORD_WAIT_SECONDS, ClaimFetcher
+from dra.prepare.devices import MigView
+from dra.prepare.effects import Effect, EffectCatalog, WriteCdi
+from dra.prepare.fetch import ClaimFetcher
 from dra.prepare.holds import lock_name
 from dra.prepare.journal import Journal, only_spec
-from dra.prepare.locks import LOCK_WAIT_SECONDS, LockDirectory, hold_shared
+from dra.prepare.locks import LockDirectory, hold_shared
+from dra.prepare.mig_effects import mig_effects
 from dra.prepare.model import (
-    CdiRenderer,
-    ClaimSource,
-    InventorySource,
     Notice,
-    Notify,
     PreparedDevice,
     PrepareOutcome,
-    Step,
     check_uid,
     is_safe_uid,
-    no_notice,
-    no_step,
 )
-from dra.prepare.plan import Plan, StrategyPlanner, lacks_device, plan_prepare
+from dra.prepare.partitions import DEVICE_KIND, MadePartition, looks_at, made_partitions
+from dra.prepare.plan import Plan, lacks_device, plan_prepare
 from dra.prepare.record import Record
+from dra.prepare.setup import EnginePorts, EngineSettings
 from dra.prepare.store import Damage, RecordStore
 from dra.prepare.workers import WorkerPool
 from dra.telemetry.log import error_fields, get_logger
 
+__all__ = ["Engine", "EnginePorts", "EngineSettings"]
+
 T = TypeVar("T")
 # How often a record may change under a call before that is an error.
 _ROUNDS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """What does not change while the process runs.
-
-    `pool` is this node's pool, `state_dir` the driver's directory among the kubelet's plugins.
-    """
-
-    driver: str
-    pool: str
-    state_dir: Path
-    cdi_root: Path
-    boot_id: str
-    api_deadline_seconds: float = API_DEADLINE_SECONDS
-    record_wait_seconds: float = RECORD_WAIT_SECONDS
-    lock_wait_seconds: float = LOCK_WAIT_SECONDS
-    parallel_claims: int = 16
-
-
-@dataclass(frozen=True, slots=True)
-class EnginePorts:
-    """What the engine sees of the rest of the driver.
-
-    `inventory` answers at once. `fresh_inventory` looks at the hardware again, within a few seconds; it is asked
-    when a device is not in the inventory. `conflict` hears the UID of the claim that holds a wanted device.
-    `strategies` and `effects` are how sharing plugs in.
-    """
-
-    source: ClaimSource
-    inventory: InventorySource
-    renderer: CdiRenderer
-    fresh_inventory: InventorySource | None = None
-    notify: Notify = no_notice
-    conflict: Callable[[str], None] = no_step
-    step: Step = no_step
-    strategies: Mapping[str, StrategyPlanner] = field(default_factory=dict)
-    effects: Mapping[str, Revive] = field(default_factory=dict)
 
 
 class _Attempt:
@@ -107,7 +68,11 @@ class Engine:
         )
         self.locks = LockDirectory(settings.state_dir / "locks")
         catalog = EffectCatalog(
-            {WriteCdi.kind: lambda args: WriteCdi.revive(args, files=self.cdi), **ports.effects}
+            {
+                WriteCdi.kind: lambda args: WriteCdi.revive(args, files=self.cdi),
+                **({} if ports.mig is None else mig_effects(ports.mig)),
+                **ports.effects,
+            }
         )
         self._journal = Journal(self.store, catalog, boot_id=settings.boot_id, step=ports.step)
         self._fetcher = ClaimFetcher(
@@ -125,6 +90,10 @@ class Engine:
     def settings(self) -> EngineSettings:
         """What the engine was made with."""
         return self._settings
+
+    def partitions(self) -> tuple[MadePartition, ...]:
+        """Give the partitions that were made for claims, or may have been, in this boot."""
+        return made_partitions(self.store.records(), self._settings.boot_id)
 
     def open(self) -> None:
         """Make the directories, read the records, and remove the CDI specs of an earlier boot.
@@ -220,7 +189,7 @@ class Engine:
                     return ()
                 inventory = self._inventory_for(view)
                 gpus = [lock_name(r.device) for r in view.results if not r.admin_access]
-                with self._locked(ref, gpus, "prepare", self._settings.lock_wait_seconds):
+                with self._locked(ref, gpus, "prepare", self._lock_wait(view.results)):
                     self.store.refresh()
                     if attempt.stale or self.store.get(ref.uid) != seen:
                         # Prepared or unprepared by another call while this one waited: look again.
@@ -270,6 +239,7 @@ class Engine:
                 holds=() if holder else self.store.holds(boot_id),
                 cdi_kind=self.cdi.kind,
                 strategies=self._ports.strategies,
+                mig=self._mig_view(view, inventory),
             )
         except DraError as error:
             if (rival := error.fields.get("holder_uid")) is not None:
@@ -291,10 +261,29 @@ class Engine:
             devices=plan.devices,
             cdi_file=str(path),
         )
-        return self._journal.carry_out(wanted, effects, previous=previous).devices
+        try:
+            return self._journal.carry_out(wanted, effects, previous=previous).devices
+        finally:
+            if any(not effect.was_there for effect in plan.made.values()):
+                self._ports.layout_changed()
+
+    def _mig_view(self, view: ClaimView, inventory: Inventory) -> MigView:
+        """Look at the claim's MIG devices. Costs nothing for a claim of whole GPUs."""
+        if not any(_is_mig(result) for result in view.results):
+            return MigView()
+        boot_id = self._settings.boot_id
+        self.store.refresh()
+        return MigView(
+            control=self._ports.mig,
+            may_create=self._settings.create_partitions,
+            looks=looks_at((result.device for result in view.results), inventory, self._ports.mig),
+            journal=tuple(
+                entry for record in self.store.records() if record.holds(boot_id) for entry in record.journal
+            ),
+        )
 
     def _render(self, uid: str, plan: Plan) -> Mapping[str, Any]:
-        return self._ports.renderer.render(uid, plan.targets, driver_version=plan.driver_version)
+        return self._ports.renderer.render(uid, plan.complete_targets(), driver_version=plan.driver_version)
 
     # -- unprepare ---------------------------------------------------------------------------------------
 
@@ -320,7 +309,9 @@ class Engine:
         for _ in range(_ROUNDS):
             seen = self.store.get(ref.uid)
             try:
-                with self._locked(ref, _gpus_of(seen), "unprepare", self._settings.lock_wait_seconds):
+                with self._locked(
+                    ref, _gpus_of(seen), "unprepare", self._lock_wait(seen.results if seen else ())
+                ):
                     if self.store.get(ref.uid) != seen:
                         continue
                     return self._take_down(ref, seen)
@@ -343,7 +334,11 @@ class Engine:
         if record is not None:
             record = self._mark(record)
             self._ports.step(steps.RECORD_MARKED)
-            self._journal.undo(record)
+            try:
+                self._journal.undo(record)
+            finally:
+                if any(entry.kind == DEVICE_KIND for entry in record.journal):
+                    self._ports.layout_changed()
         # Also what no record tells of: a lost record's spec.
         self.cdi.remove(self.cdi.path(ref.uid))
         # Not fsynced: after a power failure the record is one of an earlier boot, which holds nothing.
@@ -368,6 +363,12 @@ class Engine:
         return marked
 
     # -- both --------------------------------------------------------------------------------------------
+
+    def _lock_wait(self, results: Sequence[AllocatedDevice]) -> float:
+        settings = self._settings
+        if any(_is_mig(result) for result in results):
+            return max(settings.lock_wait_seconds, settings.mig_lock_wait_seconds)
+        return settings.lock_wait_seconds
 
     def _is_known(self, uid: str) -> bool:
         return (
@@ -443,6 +444,10 @@ def _gpus_of(record: Record | None) -> list[str]:
     if record is None:
         return []
     return [lock_name(result.device) for result in record.results if not result.admin_access]
+
+
+def _is_mig(result: AllocatedDevice) -> bool:
+    return isinstance(parse_device_name(result.device), MigName)
 
 
 def _ms_since(began: float) -> float:

@@ -6,12 +6,13 @@ is enough for the next prepare to go on and for an unprepare to clean up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from dra.errors import DraError
 from dra.prepare import steps
-from dra.prepare.effects import Effect, EffectCatalog, WriteCdi, journal_entry
+from dra.prepare.effects import Effect, EffectCatalog, WriteCdi, journal_entry, outcome_of
 from dra.prepare.model import Step
 from dra.prepare.record import JournalEntry, Record
 from dra.prepare.store import RecordStore
@@ -46,10 +47,11 @@ class Journal:
             and previous.results == wanted.results
         ):
             return self._repair(wanted, effects, previous)
+        work = _Work(wanted)
         try:
-            return self._first(wanted, effects)
+            return self._first(work, effects)
         except Exception as error:
-            self._roll_back(wanted, error)
+            self._roll_back(work.record, error)
             raise
 
     def undo(self, record: Record, *, prefix: str = steps.UNDO) -> None:
@@ -67,55 +69,85 @@ class Journal:
             if record.journal:
                 self._store.put(record, fsync=False)
 
-    def _first(self, record: Record, effects: Sequence[Effect]) -> Record:
-        if only_spec(record):
-            return self._first_spec(record, effects)
-        record = replace(record, state="preparing")
+    def _first(self, work: _Work, effects: Sequence[Effect]) -> Record:
+        if only_spec(work.record):
+            return self._first_spec(work, effects)
+        work.record = replace(work.record, state="preparing")
         # The journal must be found after a crash of the process, which the page cache survives. Only an effect
         # that also survives a power failure, and that nothing else would find, needs it on the disk.
         durable = any(effect.needs_durable_journal for effect in effects)
-        self._store.put(record, fsync=durable, fsync_name=durable)
+        self._store.put(work.record, fsync=durable, fsync_name=durable)
         self._step(steps.RECORD_WRITTEN)
-        self._apply(effects, record.journal)
-        record = _completed(record, effects)
+        self._apply(work, effects)
+        record = _completed(work.record, effects)
         self._store.put(record, fsync=True)
         self._step(steps.RECORD_COMPLETED)
         return record
 
-    def _first_spec(self, record: Record, effects: Sequence[Effect]) -> Record:
+    def _first_spec(self, work: _Work, effects: Sequence[Effect]) -> Record:
         """Carry out what only writes a spec, with one write of the record.
 
         The complete record goes first. It holds the devices and names the spec; that the spec is there is never
         taken from it: each prepare compares the file with what it should be. So a crash between the two leaves
         what a lost CDI file leaves, and the next prepare writes the file, the next unprepare takes the record away.
         """
-        complete = _completed(record, effects)
+        complete = _completed(work.record, effects)
         self._store.put(complete, fsync=True)
         self._step(steps.RECORD_WRITTEN)
-        self._apply(effects, record.journal)
+        self._apply(work, effects)
         self._step(steps.RECORD_COMPLETED)
         return complete
 
-    def _apply(self, effects: Sequence[Effect], journal: Sequence[JournalEntry]) -> None:
-        for index, (effect, entry) in enumerate(zip(effects, journal, strict=True)):
+    def _apply(self, work: _Work, effects: Sequence[Effect]) -> None:
+        for index, effect in enumerate(effects):
             self._step(f"{steps.EFFECT_APPLYING}:{index}")
-            if entry.state != "applied" or not effect.verify():
-                effect.apply()
+            if work.record.journal[index].state != "applied" or not effect.verify():
+                self._apply_one(work, index, effect)
             self._step(f"{steps.EFFECT_APPLIED}:{index}")
+
+    def _apply_one(self, work: _Work, index: int, effect: Effect) -> None:
+        """Apply an effect and write down what came of it, if that is anything.
+
+        What an earlier application left in the record is struck first: should this process die now, it must not
+        be taken for what is there then.
+        """
+        if work.record.journal[index].outcome and not effect.verify():
+            self._note(work, index, {})
+        try:
+            effect.apply()
+        except Exception:
+            # For the rollback only: it may be that nothing was done which it could undo.
+            entry = replace(work.record.journal[index], outcome=outcome_of(effect))
+            work.record = work.record.with_entry(entry)
+            raise
+        self._note(work, index, outcome_of(effect))
+
+    def _note(self, work: _Work, index: int, outcome: Mapping[str, Any]) -> None:
+        entry = work.record.journal[index]
+        if entry.outcome == outcome:
+            return
+        work.record = work.record.with_entry(
+            replace(entry, outcome=outcome, state=entry.state if outcome else "pending")
+        )
+        self._store.put(work.record, fsync=False)
 
     def _repair(self, record: Record, effects: Sequence[Effect], previous: Record) -> Record:
         if any(entry.state != "applied" for entry in record.journal if entry.kind != WriteCdi.kind):
             # An effect that the claim did not have before: it is written down first, like any other.
             self._store.put(replace(record, state="prepared"), fsync=True, fsync_name=True)
+        work = _Work(replace(record, state="prepared"))
         for index, effect in enumerate(effects):
             if not effect.verify():
                 self._log.warning(
                     "effect_repaired", claim=str(record.ref), claim_uid=record.ref.uid, effect=effect.kind
                 )
                 self._step(f"{steps.EFFECT_APPLYING}:{index}")
-                effect.apply()
+                self._apply_one(work, index, effect)
                 self._step(f"{steps.EFFECT_APPLIED}:{index}")
-        record = _completed(record, effects)
+            elif outcome := outcome_of(effect):
+                # Applied by a process that died before it could write this down.
+                work.record = work.record.with_entry(replace(work.record.journal[index], outcome=outcome))
+        record = _completed(work.record, effects)
         if record != previous:
             self._store.put(record, fsync=True)
         return record
@@ -123,6 +155,10 @@ class Journal:
     def _with_journal(self, wanted: Record, effects: Sequence[Effect], previous: Record | None) -> Record:
         known = {} if previous is None else {entry.key: entry for entry in previous.journal}
         fresh = [journal_entry(effect) for effect in effects]
+        if previous is not None and previous.boot_id != self._boot_id:
+            # What a reboot undid is not known to be anything any more.
+            gone = {journal_entry(effect).key for effect in effects if effect.ends_with_boot}
+            known = {key: entry for key, entry in known.items() if key not in gone}
         entries = tuple(known.get(entry.key, entry) for entry in fresh)
         extra = {} if previous is None else previous.extra
         return replace(wanted, boot_id=self._boot_id, journal=entries, extra=extra)
@@ -169,6 +205,13 @@ class Journal:
                 cause=str(error),
                 **error_fields(problem),
             )
+
+
+@dataclass(slots=True)
+class _Work:
+    """A prepare under way: the record as it is on disk, or will be with the next write."""
+
+    record: Record
 
 
 def only_spec(record: Record) -> bool:

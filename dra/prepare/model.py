@@ -41,6 +41,7 @@ class CdiTarget:
     """A device for which a CDI spec is wanted.
 
     `name` is the device's name in the pool. `admin`: access for monitoring only, nothing that changes the device.
+    `mig_instances` are the ids of GPU instance and compute instance of a MIG device, None for a whole GPU.
     """
 
     name: str
@@ -49,6 +50,7 @@ class CdiTarget:
     gpu_uuid: str
     share_id: str | None = None
     admin: bool = False
+    mig_instances: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,10 @@ Notify = Callable[[Notice], None]
 
 def no_step(_name: str) -> None:
     """Do nothing at a step of the journal."""
+
+
+def do_nothing() -> None:
+    """Do nothing."""
 
 
 def no_notice(_notice: Notice) -> None:

@@ -5,23 +5,28 @@ A plan is complete before anything is touched: a claim that cannot be prepared f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from dra.api.claim import AllocatedDevice, ClaimView
-from dra.api.config import DecodedConfig, DeviceType, decode_configs, effective_config
+from dra.api.config import KIND_OF_TYPE, DecodedConfig, decode_configs, effective_config
 from dra.cdi.spec import device_name
-from dra.errors import ConfigError, DeviceError, StackError
+from dra.errors import ConfigError
 from dra.inventory.model import Gpu, Inventory
-from dra.inventory.names import GpuName, MigName, parse_device_name
-from dra.prepare.effects import Effect
+from dra.inventory.names import GpuName, parse_device_name
+from dra.prepare.devices import NO_MIG, Found, MigView, find_device
+from dra.prepare.effects import Effect, journal_entry
 from dra.prepare.holds import Hold, check_exclusive
+from dra.prepare.mig_effects import CreateMig
 from dra.prepare.model import CdiTarget, PreparedDevice
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigGroup:
-    """The devices of a claim that one configuration applies to: the unit in which they are shared."""
+    """The devices of a claim that one configuration applies to: the unit in which they are shared.
+
+    `gpus` are those of `results`, for a MIG device the GPU that it is part of.
+    """
 
     config: DecodedConfig
     results: tuple[AllocatedDevice, ...]
@@ -37,7 +42,8 @@ class Plan:
     """What prepare has to bring about.
 
     `effects` come before the CDI spec, which names `targets`; `devices` is the answer to the kubelet. `warnings`
-    are for the log.
+    are for the log. `made` are the partitions among the effects, by device: their targets are complete only once
+    they are applied (`complete_targets`).
     """
 
     effects: tuple[Effect, ...]
@@ -45,6 +51,18 @@ class Plan:
     devices: tuple[PreparedDevice, ...]
     driver_version: str
     warnings: tuple[str, ...] = ()
+    made: Mapping[str, CreateMig] = field(default_factory=dict)
+
+    def complete_targets(self) -> tuple[CdiTarget, ...]:
+        """Give the targets with the instances of partitions that were made. Raises DeviceError before that."""
+        if not self.made:
+            return self.targets
+        return tuple(
+            replace(target, mig_instances=self.made[target.name].partition.instances)
+            if target.name in self.made
+            else target
+            for target in self.targets
+        )
 
 
 def plan_prepare(
@@ -54,6 +72,7 @@ def plan_prepare(
     holds: Sequence[Hold],
     cdi_kind: str,
     strategies: Mapping[str, StrategyPlanner],
+    mig: MigView = NO_MIG,
 ) -> Plan:
     """Plan one claim.
 
@@ -63,99 +82,65 @@ def plan_prepare(
         holds: what other claims hold; holds of the claim itself are left out.
         cdi_kind: `k8s.gpu.nvidia.com/claim`.
         strategies: planners by sharing strategy; a strategy without one is refused.
+        mig: what is known of the claim's MIG devices.
 
     Raises:
         ConfigError: DRA-CONFIG-... for what the user wrote.
-        DeviceError: DRA-DEVICE-UNKNOWN, DRA-DEVICE-LOST, DRA-DEVICE-MIG-MODE, DRA-DEVICE-TYPE, DRA-DEVICE-HELD.
+        DeviceError: DRA-DEVICE-UNKNOWN, DRA-DEVICE-LOST, DRA-DEVICE-MIG-MODE, DRA-DEVICE-HELD, DRA-MIG-MODE-OFF.
         StackError: DRA-DRIVER-ABSENT.
     """
     configs = decode_configs(view.configs)
-    gpus = [_find_gpu(result, inventory) for result in view.results]
-    groups = _groups(view.results, gpus, configs)
+    # First who has it: a GPU that another claim's partitions keep in MIG mode is held, by a claim that can be named.
     check_exclusive(view.results, holds, uid=view.ref.uid, inventory=inventory)
-    effects: list[Effect] = []
+    found = [find_device(result, inventory, mig) for result in view.results]
+    groups = _groups(view.results, found, configs)
+    effects = list(_distinct(effect for each in found for effect in each.effects))
     for group in groups:
         effects += _plan_group(group, strategies)
     return Plan(
         effects=tuple(effects),
-        targets=_targets(view.results, gpus),
+        targets=_targets(view.results, found),
         devices=tuple(_prepared(result, view.ref.uid, cdi_kind) for result in view.results),
         driver_version=inventory.driver_version,
         warnings=tuple(text for config in configs for text in config.warnings),
+        made={effect.device: effect for effect in effects if isinstance(effect, CreateMig)},
     )
 
 
 def lacks_device(view: ClaimView, inventory: Inventory) -> bool:
-    """Whether an allocated device is not in the inventory, so that a fresh look at the hardware may help."""
-    minors = {gpu.minor for gpu in inventory.gpus if not gpu.unusable}
-    names = (parse_device_name(result.device) for result in view.results)
-    return any(name is None or name.minor not in minors for name in names)
+    """Whether an allocated device is not in the inventory, or not as a whole, so that a fresh look may help."""
+    gpus = {gpu.minor: gpu for gpu in inventory.gpus if not gpu.unusable}
+    for result in view.results:
+        name = parse_device_name(result.device)
+        gpu = None if name is None else gpus.get(name.minor)
+        if gpu is None:
+            return True
+        # The last partition may have gone a moment ago, and the mode with it.
+        if gpu.mig_enabled and isinstance(name, GpuName) and not result.admin_access:
+            return True
+    return False
 
 
-def _find_gpu(result: AllocatedDevice, inventory: Inventory) -> Gpu:
-    name = parse_device_name(result.device)
-    if isinstance(name, MigName):
-        raise DeviceError(
-            "DRA-DEVICE-TYPE",
-            f"device {result.device} is a MIG device, which this version of the driver does not prepare yet",
-            remedy="Allocate a whole GPU (device class gpu.nvidia.com).",
-            device=result.device,
-        )
-    gpu = next((gpu for gpu in inventory.gpus if name == GpuName(gpu.minor)), None)
-    if gpu is None:
-        raise _unknown_device(result, inventory)
-    if gpu.unusable:
-        raise DeviceError(
-            "DRA-DEVICE-LOST",
-            f"device {result.device} ({gpu.uuid}) cannot be used: {gpu.unusable}",
-            remedy="Delete the pod so that it gets another GPU; reset or replace this one.",
-            retryable=True,
-            device=result.device,
-        )
-    if gpu.mig_enabled and not result.admin_access:
-        raise DeviceError(
-            "DRA-DEVICE-MIG-MODE",
-            f"device {result.device} is in MIG mode, a container could not use it as a whole GPU",
-            remedy="Switch MIG mode off on that GPU (nvidia-smi -mig 0), or allocate MIG devices.",
-            retryable=True,
-            device=result.device,
-        )
-    return gpu
-
-
-def _unknown_device(result: AllocatedDevice, inventory: Inventory) -> DeviceError | StackError:
-    if not inventory.gpus:
-        told = inventory.problems[0] if inventory.problems else None
-        reason = f": {told.message}" if told else ""
-        return StackError(
-            "DRA-DRIVER-ABSENT",
-            f"device {result.device} cannot be prepared, no NVIDIA driver answers on this node{reason}",
-            remedy=(told and told.remedy)
-            or "Install or start the NVIDIA driver; the call is retried by itself.",
-            device=result.device,
-        )
-    return DeviceError(
-        "DRA-DEVICE-UNKNOWN",
-        f"device {result.device} does not exist on this node",
-        remedy="It may have been removed since it was allocated; delete the pod so that it gets another one.",
-        retryable=True,
-        device=result.device,
-    )
+def _distinct(effects: Iterable[Effect]) -> Iterable[Effect]:
+    """Give each effect once: two devices may be partitions of one GPU, or shares of one partition."""
+    found: dict[str, Effect] = {}
+    for effect in effects:
+        found.setdefault(journal_entry(effect).key, effect)
+    return found.values()
 
 
 def _groups(
-    results: Sequence[AllocatedDevice], gpus: Sequence[Gpu], configs: Sequence[DecodedConfig]
+    results: Sequence[AllocatedDevice], found: Sequence[Found], configs: Sequence[DecodedConfig]
 ) -> list[ConfigGroup]:
     members: dict[int, list[tuple[AllocatedDevice, Gpu]]] = {}
     chosen: dict[int, DecodedConfig] = {}
-    device_type: DeviceType = "gpu"
-    for result, gpu in zip(results, gpus, strict=True):
-        config = effective_config(result, configs, device_type=device_type)
+    for result, each in zip(results, found, strict=True):
+        config = effective_config(result, configs, device_type=each.device_type)
         # Monitoring never changes how a device is shared.
         if config is None or result.admin_access:
             continue
         chosen[config.index] = config
-        members.setdefault(config.index, []).append((result, gpu))
+        members.setdefault(config.index, []).append((result, each.gpu))
     return [
         ConfigGroup(chosen[index], tuple(result for result, _ in pairs), tuple(gpu for _, gpu in pairs))
         for index, pairs in members.items()
@@ -164,7 +149,8 @@ def _groups(
 
 def _plan_group(group: ConfigGroup, strategies: Mapping[str, StrategyPlanner]) -> Sequence[Effect]:
     strategy = group.config.strategy
-    if strategy is None:
+    if strategy is None or (strategy == "TimeSlicing" and group.config.kind == KIND_OF_TYPE["mig"]):
+        # The hardware has no time-slice of a partition's own; NVIDIA's driver accepts it and does nothing.
         return ()
     planner = strategies.get(strategy)
     if planner is None:
@@ -180,21 +166,22 @@ def _plan_group(group: ConfigGroup, strategies: Mapping[str, StrategyPlanner]) -
     return planner(group)
 
 
-def _targets(results: Sequence[AllocatedDevice], gpus: Sequence[Gpu]) -> tuple[CdiTarget, ...]:
+def _targets(results: Sequence[AllocatedDevice], found: Sequence[Found]) -> tuple[CdiTarget, ...]:
     """Give one target for each name in the spec; a device that is also taken for use is not only monitored."""
-    found: dict[str, CdiTarget] = {}
-    for result, gpu in zip(results, gpus, strict=True):
+    targets: dict[str, CdiTarget] = {}
+    for result, each in zip(results, found, strict=True):
         key = device_name("", result.device, result.share_id)
-        admin = result.admin_access and (key not in found or found[key].admin)
-        found[key] = CdiTarget(
+        admin = result.admin_access and (key not in targets or targets[key].admin)
+        targets[key] = CdiTarget(
             name=result.device,
-            gpu_minor=gpu.minor,
-            pci_address=gpu.pci_address,
-            gpu_uuid=gpu.uuid,
+            gpu_minor=each.gpu.minor,
+            pci_address=each.gpu.pci_address,
+            gpu_uuid=each.gpu.uuid,
             share_id=result.share_id,
             admin=admin,
+            mig_instances=None if each.partition is None else each.partition.instances,
         )
-    return tuple(found.values())
+    return tuple(targets.values())
 
 
 def _prepared(result: AllocatedDevice, uid: str, cdi_kind: str) -> PreparedDevice:

@@ -32,12 +32,14 @@ class JournalEntry:
     """One effect: what undoes it (`kind`, `args`) and whether it is known to be done.
 
     `pending` means that it may or may not have happened; a CDI spec's entry always stays so, since the file is
-    looked at each time.
+    looked at each time. `outcome` is what came of it where that is not known before (the UUID of a partition);
+    empty until then.
     """
 
     kind: str
     args: Mapping[str, Any]
     state: EntryState = "pending"
+    outcome: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -152,7 +154,7 @@ def _content(record: Record) -> dict[str, Any]:
             for item in record.configs
         ],
         "consumers": [{"resource": c.resource, "name": c.name, "uid": c.uid} for c in record.consumers],
-        "effects": [{"kind": e.kind, "args": dict(e.args), "state": e.state} for e in record.journal],
+        "effects": [_effect(entry) for entry in record.journal],
         "devices": [
             {"request_names": list(d.request_names), "pool": d.pool, "device": d.device,
              "cdi_ids": list(d.cdi_ids), "share_id": d.share_id}
@@ -238,7 +240,12 @@ def _decode(content: Mapping[str, Any]) -> Record:
 def _entry(item: Mapping[str, Any]) -> JournalEntry:
     # An unknown state of a newer version is read as the one from which everything is checked.
     state = cast("EntryState", item["state"] if item["state"] == "applied" else "pending")
-    return JournalEntry(_str(item["kind"]), dict(item["args"]), state)
+    return JournalEntry(_str(item["kind"]), dict(item["args"]), state, dict(item.get("outcome") or {}))
+
+
+def _effect(entry: JournalEntry) -> dict[str, Any]:
+    written = {"kind": entry.kind, "args": dict(entry.args), "state": entry.state}
+    return {**written, "outcome": dict(entry.outcome)} if entry.outcome else written
 
 
 def _result(item: AllocatedDevice) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from dra.host.files import ensure_dir, host_error, is_leftover, remove_durable, 
 from dra.host.shared_look import SharedLook
 from dra.prepare.holds import Hold
 from dra.prepare.model import is_safe_uid
+from dra.prepare.partitions import holds_no_device
 from dra.prepare.record import Record, decode_record, encode_record
 from dra.telemetry.log import error_fields, get_logger
 
@@ -164,7 +165,7 @@ class RecordStore:
         """Give every device held on this node, lost records included."""
         found = []
         for record in self.records():
-            if record.holds(boot_id):
+            if record.holds(boot_id) and not holds_no_device(record):
                 found += [
                     Hold(record.ref, result.device, result.share_id, record.consumers)
                     for result in record.results

@@ -282,6 +282,7 @@ class Target:
     gpu_uuid: str
     share_id: str | None = None
     admin: bool = False
+    mig_instances: tuple[int, int] | None = None
 
 
 def test_any_object_that_can_say_what_a_device_is_will_do(paths):

@@ -257,10 +257,12 @@ def test_a_gpu_in_mig_mode_is_not_handed_out_whole(node):
     node.prepared(node.claim(2, result("gpu-0", adminAccess=True)))
 
 
-def test_a_mig_device_is_refused_as_not_supported_yet(node):
+def test_a_mig_device_that_does_not_exist_is_named_with_its_gpu(node):
     error = node.refused(node.claim(1, "gpu-0-mig-1g10gb-19-0"))
-    assert error.code == "DRA-DEVICE-TYPE"
-    assert "yet" in str(error)
+    assert error.code == "DRA-DEVICE-UNKNOWN"
+    assert "gpu-0-mig-1g10gb-19-0 does not exist on GPU GPU-00000000" in str(error)
+    assert error.retryable
+    assert node.files() == []
 
 
 def test_a_sharing_strategy_is_refused_by_name_and_nothing_is_touched(node):

@@ -1,0 +1,71 @@
+"""What an engine is made with: the settings of the node, and the ports to the rest of the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dra.prepare.effects import Revive
+from dra.prepare.fetch import API_DEADLINE_SECONDS, RECORD_WAIT_SECONDS
+from dra.prepare.locks import LOCK_WAIT_SECONDS
+from dra.prepare.model import (
+    CdiRenderer,
+    ClaimSource,
+    InventorySource,
+    Notify,
+    Step,
+    do_nothing,
+    no_notice,
+    no_step,
+)
+from dra.prepare.partitions import MigControl
+from dra.prepare.plan import StrategyPlanner
+
+# Partitions of one GPU are made one after the other, up to seven; the kubelet gives up after 45 s.
+MIG_LOCK_WAIT_SECONDS = 33.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What does not change while the process runs.
+
+    `pool` is this node's pool, `state_dir` the driver's directory among the kubelet's plugins. `create_partitions`:
+    a MIG device that is allocated and does not exist is made. `parallel_claims` counts those that wait for the lock of
+    a GPU too.
+    """
+
+    driver: str
+    pool: str
+    state_dir: Path
+    cdi_root: Path
+    boot_id: str
+    api_deadline_seconds: float = API_DEADLINE_SECONDS
+    record_wait_seconds: float = RECORD_WAIT_SECONDS
+    lock_wait_seconds: float = LOCK_WAIT_SECONDS
+    mig_lock_wait_seconds: float = MIG_LOCK_WAIT_SECONDS
+    create_partitions: bool = False
+    parallel_claims: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePorts:
+    """What the engine sees of the rest of the driver.
+
+    `inventory` answers at once. `fresh_inventory` looks at the hardware again, within a few seconds; it is asked
+    when a device is not in the inventory. `conflict` hears the UID of the claim that holds a wanted device.
+    `strategies` and `effects` are how sharing plugs in. `mig` changes partitions; None: MIG devices are taken as the
+    inventory has them. `layout_changed` hears that partitions were made or destroyed.
+    """
+
+    source: ClaimSource
+    inventory: InventorySource
+    renderer: CdiRenderer
+    fresh_inventory: InventorySource | None = None
+    notify: Notify = no_notice
+    conflict: Callable[[str], None] = no_step
+    step: Step = no_step
+    strategies: Mapping[str, StrategyPlanner] = field(default_factory=dict)
+    effects: Mapping[str, Revive] = field(default_factory=dict)
+    mig: MigControl | None = None
+    layout_changed: Callable[[], None] = do_nothing
