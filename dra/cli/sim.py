@@ -225,7 +225,8 @@ def _fault(args: argparse.Namespace) -> int:
             "path",
             "code",
         )
-        options = {name: getattr(args, name) for name in names if getattr(args, name) not in (None, False)}
+        given = {name: getattr(args, name) for name in names}
+        options = {name: value for name, value in given.items() if value is not None and value is not False}
         request = {"verb": "fault", "target": args.target, "kind": args.kind, "options": options}
         _say(ask(root, request))
     return 0

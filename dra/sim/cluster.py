@@ -113,8 +113,19 @@ class SimCluster:
         self.kubeconfig = root / KUBECONFIG
 
     def start(self) -> Self:
-        """Start everything; returns when the processes run. `wait_ready` waits for slices."""
-        self.api.start()
+        """Start everything; returns when the processes run. `wait_ready` waits for slices.
+
+        Raises:
+            DraError: DRA-SIM-PORT: the API server's port is taken.
+        """
+        try:
+            self.api.start()
+        except OSError as error:
+            raise DraError(
+                "DRA-SIM-PORT",
+                f"the API server cannot listen: {error}",
+                remedy="Give another --port, or none.",
+            ) from error
         self.api.write_kubeconfig(self.kubeconfig)
         self.control.start()
         self.in_process.start()

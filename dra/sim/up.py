@@ -148,24 +148,23 @@ def start_detached(root: Path, arguments: Sequence[str]) -> RunFile:
         DraError: DRA-SIM-UP with the end of its log.
     """
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    log = root / LOG
-    with log.open("wb") as out:
+    # The log is read through this handle: a cluster that fails removes its files.
+    with (root / LOG).open("w+b") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "dra.cli.main", "sim", "up", *arguments],
-            stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
-    end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end:
-        found = read_run_file(root)
-        if found is not None and found.ready and found.pid == process.pid and found.alive:
-            return found
-        if process.poll() is not None:
-            break
-        time.sleep(0.05)
-    else:
-        process.terminate()
-        process.wait()
-    text = log.read_text(encoding="utf-8", errors="replace").strip() if log.exists() else ""
+        end = time.monotonic() + START_SECONDS
+        while process.poll() is None and time.monotonic() < end:
+            found = read_run_file(root)
+            if found is not None and found.ready and found.pid == process.pid and found.alive:
+                return found
+            time.sleep(0.05)
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+        log.seek(0)
+        text = log.read().decode(errors="replace").strip().removeprefix("error: ")
     raise DraError("DRA-SIM-UP", f"the cluster did not come up: {text[-1500:] or 'nothing was said'}")
 
 
