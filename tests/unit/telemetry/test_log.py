@@ -5,17 +5,8 @@ from __future__ import annotations
 import io
 import json
 
-import pytest
-import structlog
-
 from dra.errors import DraError
 from dra.telemetry.log import bound, configure, error_fields, get_logger
-
-
-@pytest.fixture(autouse=True)
-def _restored():
-    yield
-    structlog.reset_defaults()
 
 
 def test_an_event_is_one_line_of_json_with_the_fields_of_logger_thread_and_call():
