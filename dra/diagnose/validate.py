@@ -23,9 +23,8 @@ def validate_paths(paths: Sequence[str], *, known_devices: Callable[[], Iterable
         paths: files (YAML, JSON), folders, `-` for standard input.
         known_devices: gives the devices that known machines publish; called once, if at all.
     """
-    manifests, findings = read_manifests(paths)
+    manifests, findings, files = read_manifests(paths)
     report = validate_manifests(manifests, known_devices=known_devices)
-    files = [*(manifest.file for manifest in manifests), *(finding.file for finding in findings)]
     report.findings = in_order([*findings, *report.findings], files)
     report.unreadable = any(finding.code in _FATAL for finding in findings)
     return report

@@ -98,7 +98,7 @@ class Fit:
         if not selectors or not _is_ours(selectors):
             return
         outcome = _evaluate(self._devices(), [], selectors)
-        if not outcome.matching and not outcome.maybe:
+        if outcome.misses and not outcome.matching and not outcome.maybe:
             _report_miss(subject, "spec.selectors", "DRA-CLASS-NO-DEVICE", outcome, "warning")
 
     def _check_request(self, subject: Subject, path: str, request: Json, own: Sequence[Selector]) -> None:
@@ -165,11 +165,11 @@ class Fit:
     def _check_attribute(self, subject: Subject, path: str, attribute: str, names: Sequence[str]) -> None:
         known = {key for one in self._devices() for key in one.device.get("attributes") or {}}
         name = attribute.partition("/")[2]
-        if name not in known:
+        if known and name not in known:
             subject.report(
                 "warning", "DRA-CONSTRAINT-ATTRIBUTE", path,
                 f"no known device of {DRIVER} has the attribute {name}, so that {', '.join(names)} can never be allocated."
-                f"{guess(name, sorted(known))}",
+                f"{guess(name, _full(known))}",
                 remedy=f"Attributes are {', '.join(sorted(key for key in known if '/' not in key))}.",
             )  # fmt: skip
 
@@ -213,7 +213,8 @@ def _evaluate(
             terms = [term for one in then for term in _terms(one, known)]
             false = [term for term in terms if term.value is not True]
             outcome.maybe = outcome.maybe or (bool(false) and all(_local(term) for term in false))
-            outcome.misses.append((len(false) - len(terms), known, false))
+            failed = sum(term.failure != "" for term in false)
+            outcome.misses.append((len(false) - len(terms) + failed, known, false))
     return outcome
 
 
@@ -246,39 +247,47 @@ def _alone(term: SubTerm, known: KnownDevice) -> SubTerm:
 
 
 def _local(term: SubTerm) -> bool:
-    return any(name in term.text for name in _LOCAL)
+    return not term.failure and any(name in term.text for name in _LOCAL)
+
+
+def _full(names: Iterable[str]) -> dict[str, str]:
+    """Give names by what people take them for: without their domain."""
+    return {name.rpartition("/")[2]: name for name in names}
 
 
 def _large_enough(devices: Sequence[KnownDevice], wanted: Mapping[str, Any]) -> list[KnownDevice]:
-    return [one for one in devices if all(_has(one, name, amount) for name, amount in wanted.items())]
+    # A capacity that no known device has may come with a node's settings, as shares do.
+    known = {name for one in devices for name in one.device.get("capacity") or {}}
+    amounts = {name.removeprefix(f"{DRIVER}/"): amount for name, amount in wanted.items()}
+    return [
+        one
+        for one in devices
+        if all(_has(one, name, amount) for name, amount in amounts.items() if name in known)
+    ]
 
 
 def _has(known: KnownDevice, name: str, amount: Any) -> bool:
-    capacity = (known.device.get("capacity") or {}).get(name.removeprefix(f"{DRIVER}/"))
+    capacity = (known.device.get("capacity") or {}).get(name)
     if capacity is None:
-        return True  # such as shares, which the node's settings add
+        return False
     try:
         return Quantity.parse(str(amount)) <= Quantity.parse(str(capacity.get("value")))
     except ValueFormatError:
-        return True
+        return True  # the rules said so
 
 
 def _report_miss(subject: Subject, path: str, code: str, outcome: _Outcome, severity: Any) -> None:
     _, device, false = min(outcome.misses, key=lambda miss: miss[0])
     term = false[0] if false else None
     message = f"no known GPU can meet this; the nearest is {device.product} ({device.machine})"
-    remedy = "Correct the selector, if you do not have a GPU that we do not know."
+    remedy = "Correct the selector, or ignore this if you have a GPU that is not among the known ones."
     if term is not None:
         saw = ", ".join(f"{what} = {value}" for what, value in term.saw)
         message += f", where `{' '.join(term.text.split())}` "
         message += f"fails: {term.failure}" if term.failure else f"is false{f' ({saw})' if saw else ''}"
         missing = term.failure.rpartition(": ")[2] if "no such key" in term.failure else ""
-        names = [
-            key.rpartition("/")[2]
-            for group in ("attributes", "capacity")
-            for key in device.device.get(group) or {}
-        ]
-        remedy = f"Correct the name.{guess(missing, names)}" if missing else remedy
+        names = {key for group in ("attributes", "capacity") for key in device.device.get(group) or {}}
+        remedy = f"Correct the name.{guess(missing, _full(names))}" if missing else remedy
     subject.report(
         severity, code, path if subject.written(path) else path.rpartition(".")[0], message, remedy=remedy
     )

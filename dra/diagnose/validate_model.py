@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -80,10 +80,14 @@ def in_order(findings: Sequence[Finding], files: Sequence[str]) -> list[Finding]
     )
 
 
-def guess(word: str, known: Sequence[str]) -> str:
-    """Give ` Did you mean X?` where something known looks like a word, else nothing."""
+def guess(word: str, known: Sequence[str] | Mapping[str, str]) -> str:
+    """Give ` Did you mean X?` where something known looks like a word, else nothing.
+
+    A mapping gives the name to show for each name that looks like it.
+    """
     import difflib
 
-    lower = {name.lower(): name for name in known}
+    shown = known if isinstance(known, Mapping) else {name: name for name in known}
+    lower = {name.lower(): text for name, text in shown.items()}
     near = difflib.get_close_matches(word.lower(), list(lower), n=1, cutoff=0.7)
     return f" Did you mean {lower[near[0]]}?" if near else ""

@@ -79,27 +79,29 @@ def _spot_of(value: Any) -> Spot:
     return Spot(0)
 
 
-def read_manifests(paths: Iterable[str]) -> tuple[list[Manifest], list[Finding]]:
-    """Give all objects of files, folders (and the folders in them) and `-`, and what could not be read."""
+def read_manifests(paths: Iterable[str]) -> tuple[list[Manifest], list[Finding], list[str]]:
+    """Give all objects of files, folders (and the folders in them) and `-`; what could not be read; the files' names."""
     manifests: list[Manifest] = []
     findings: list[Finding] = []
+    names: list[str] = []
     for path in paths:
         for file in _files(path):
+            name = "standard input" if path == "-" else str(file)
+            names.append(name)
             try:
                 text = sys.stdin.read() if path == "-" else file.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
                 findings.append(
-                    Finding(str(file), 1, "error", "DRA-MANIFEST-UNREADABLE", f"cannot read it: {why}")
+                    Finding(name, 1, "error", "DRA-MANIFEST-UNREADABLE", f"cannot read it: {why}")
                 )
                 continue
-            name = "standard input" if path == "-" else str(file)
             for item in _documents(name, text.removeprefix("\ufeff")):
                 if isinstance(item, Finding):
                     findings.append(item)
                 else:
                     manifests.extend(_expand(item))
-    return manifests, findings
+    return manifests, findings, names
 
 
 def _files(path: str) -> list[Path]:
