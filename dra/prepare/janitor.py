@@ -22,6 +22,7 @@ from dra.prepare.engine import Engine, EngineSettings
 from dra.prepare.judgement import Stale, judge_record
 from dra.prepare.model import ClaimSource, Notice, Notify, no_notice
 from dra.prepare.record import Record
+from dra.prepare.retries import UnprepareRetries
 from dra.prepare.store import Damage
 from dra.telemetry.log import error_fields, get_logger
 
@@ -70,6 +71,7 @@ class Janitor:
         # Since when a record is stale, by UID and reason.
         self._stale_since: dict[tuple[str, str], float] = {}
         self._told_in_use: set[str] = set()
+        self._retries = UnprepareRetries(engine, notify=notify, monotonic=monotonic)
         self._sweeping = threading.Lock()
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -107,8 +109,14 @@ class Janitor:
                     report.api_answered = False
                     self._log.info("sweep_incomplete", **error_fields(error))
             self._sweep_files()
+        report.released += self.retry_unprepares()
         self.restore_specs()
         return report
+
+    def retry_unprepares(self) -> list[str]:
+        """Try unprepares again that could not be finished, as far as they are due; give the UIDs that are done."""
+        with self._sweeping:
+            return self._retries.run()
 
     def restore_specs(self) -> int:
         """Write the CDI specs of prepared claims that somebody removed; how many."""
@@ -139,6 +147,7 @@ class Janitor:
                 return
             try:
                 self.restore_specs()
+                self.retry_unprepares()
             except Exception:  # marked border: the thread lives on
                 self._log.exception("sweep_bug")
 
