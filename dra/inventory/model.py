@@ -34,7 +34,10 @@ class MigProfile:
 
 @dataclass(frozen=True, slots=True)
 class MigDevice:
-    """A MIG device that exists: one GPU instance with one compute instance over all of it."""
+    """A MIG device that exists: one GPU instance with one compute instance over all of it.
+
+    `ours`: this driver made it for a claim, as `dra.inventory.ownership` found in the records; else somebody's hand.
+    """
 
     uuid: str
     profile: MigProfile
@@ -42,6 +45,7 @@ class MigDevice:
     compute_instance_id: int
     start: int
     size: int
+    ours: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,8 @@ class Gpu:
     `minor` names the device node (`/dev/nvidia<minor>`) and the device (`gpu-<minor>`); NVML's index moves
     when GPUs come and go and is not kept. `memory_bytes` is None where NVML reports none (integrated memory).
     `numa_node` is None where the kernel says -1. `unusable` is a reason for which the device must not be
-    handed out although it is listed (NVML answered only partly), empty when fine.
+    handed out although it is listed (NVML answered only partly), empty when fine. `mig_mode_ours`: this driver
+    switched MIG mode on.
     """
 
     minor: int
@@ -70,6 +75,7 @@ class Gpu:
     mig_profiles: tuple[MigProfile, ...] = ()
     mig_devices: tuple[MigDevice, ...] = ()
     unusable: str = ""
+    mig_mode_ours: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,17 +84,19 @@ class Discovery:
             known = self._known.get(address)
             if known is not None and known.driver_version != driver_version:
                 known = None
-            if (
-                known is not None
-                and not wake
-                and not profiles
-                and self._may_sleep(known, kernel.get(address))
-            ):
+            unread = (
+                profiles and known is not None and known.facts.mig_capable and not known.facts.mig_profiles
+            )
+            if known is not None and not wake and not unread and self._may_sleep(known, kernel.get(address)):
                 asleep[address] = replace(known.facts, asleep=True)
                 continue
-            fresh = known.facts if known is not None and known.generation == generation else None
             readers[str(address)] = functools.partial(
-                _read_gpu, address=address, kernel=kernel.get(address), known=fresh, profiles=profiles
+                _read_gpu,
+                address=address,
+                kernel=kernel.get(address),
+                known=known.facts if known is not None else None,
+                this_session=known is not None and known.generation == generation,
+                profiles=profiles,
             )
         read = self._read(readers, kernel, issues)
         for address, facts in read.items():
@@ -173,19 +175,31 @@ def _address_of(api: NvmlApi, *, index: int) -> PciAddress:
 
 
 def _read_gpu(
-    api: NvmlApi, *, address: PciAddress, kernel: KernelGpu | None, known: GpuFacts | None, profiles: bool
+    api: NvmlApi,
+    *,
+    address: PciAddress,
+    kernel: KernelGpu | None,
+    known: GpuFacts | None,
+    this_session: bool,
+    profiles: bool,
 ) -> _Reading:
-    """Read one GPU. What was read in this session is asked again only where it can change."""
+    """Read one GPU.
+
+    What was read in this session is asked again only where it can change; the MIG profiles, which take tens of
+    calls, only where board or driver changed. A GPU that answers only partly keeps the facts it had.
+    """
     subject = str(address)
     handle = api.handle(address)
     uuid = str(api.call("nvmlDeviceGetUUID", handle, subject=subject))
-    if known is not None and known.uuid == uuid:
+    if known is not None and known.uuid != uuid:
+        known = None
+    if known is not None:
         facts = replace(known, issue=None, asleep=False)
     else:
         facts = GpuFacts(address=address, uuid=uuid, minor=_minor(api, handle, kernel, subject))
-        known = None
     try:
-        if known is None:
+        if known is None or not this_session:
+            facts = replace(facts, minor=_minor(api, handle, kernel, subject))
             facts = _read_static(api, handle, facts, subject)
         return _read_changing(api, handle, facts, subject, profiles=profiles)
     except DraError as error:

@@ -26,6 +26,7 @@ from dra.health.feed import HealthFeed
 from dra.host.boot import boot_id
 from dra.inventory.live import LiveInventory, on_bus_of
 from dra.inventory.model import Inventory
+from dra.inventory.ownership import scan_with_owned
 from dra.inventory.scan import Scanner
 from dra.kube.client import KubeClient
 from dra.kube.connection import Connection, KubeOptions
@@ -33,6 +34,7 @@ from dra.kube.events import EventRecorder
 from dra.nvml.session import HoldPolicy, NvmlSession
 from dra.plugin.endpoint import STOP_GRACE_SECONDS, Endpoint
 from dra.plugin.machine import Machine
+from dra.plugin.owned import owned_by
 from dra.plugin.pool_source import PoolSource
 from dra.plugin.ports import ClaimEvents, ClaimPort, GpuUsers
 from dra.plugin.probe import Probe
@@ -73,7 +75,7 @@ class Daemon:
             machine.library, hold=HoldPolicy(settings.nvml_hold), kernel_version=machine.kernel_version
         )
         self.inventory = LiveInventory(
-            Scanner(self.session, paths).scan,
+            self._scan_of(Scanner(self.session, paths)),
             interval_seconds=settings.inventory_interval_seconds,
             in_use=self._devices_in_use,
             on_bus=on_bus_of(paths),
@@ -87,7 +89,9 @@ class Daemon:
             notify=ClaimEvents(self.events).notify,
         )
         self.feed = HealthFeed()
-        self.pool = PoolSource(settings.driver_name, settings.node_name, feed=self.feed)
+        self.pool = PoolSource(
+            settings.driver_name, settings.node_name, feed=self.feed, mig_mode=settings.mig_mode
+        )
         self.publisher = Publisher(
             self.client,
             settings.node_name,
@@ -118,6 +122,15 @@ class Daemon:
         )
 
     # -- parts -------------------------------------------------------------------------------------
+
+    def _scan_of(self, scanner: Scanner) -> Callable[[], Inventory]:
+        """Give the look at the hardware; for partitions on demand, with what could be made and what is ours."""
+        if self.settings.mig_mode != "dynamic":
+            return scanner.scan
+        return scan_with_owned(
+            lambda: scanner.scan(profiles=True),
+            lambda: owned_by(self.engine.store, self.engine.settings.boot_id),
+        )
 
     def _engine_settings(self) -> EngineSettings:
         paths = self.machine.paths

@@ -13,8 +13,8 @@ from dataclasses import replace
 from dra.health.feed import HealthFeed, plan_conditions
 from dra.inventory.diff import InventoryDiff
 from dra.inventory.model import Inventory
-from dra.slices.features import NEWEST, ServerFeatures
-from dra.slices.pool import PoolContent, build_pool
+from dra.slices.features import COUNTERS_SINCE, NEWEST, ServerFeatures
+from dra.slices.pool import MigMode, PoolContent, build_pool
 from dra.telemetry.log import get_logger
 
 log = get_logger()
@@ -27,10 +27,13 @@ class PoolSource:
         driver: name of the driver.
         node_name: the node, whose name the pool has too.
         feed: takes the health of the pool's devices.
+        mig_mode: which partitions are published; `dynamic` needs a server that keeps counters.
     """
 
-    def __init__(self, driver: str, node_name: str, *, feed: HealthFeed) -> None:
-        self._driver, self._node_name, self._feed = driver, node_name, feed
+    def __init__(
+        self, driver: str, node_name: str, *, feed: HealthFeed, mig_mode: MigMode = "static"
+    ) -> None:
+        self._driver, self._node_name, self._feed, self._mig_mode = driver, node_name, feed, mig_mode
         self._lock = threading.Lock()
         self._inventory: Inventory | None = None
         self._features = NEWEST
@@ -55,9 +58,19 @@ class PoolSource:
     def server_is(self, version: tuple[int, int]) -> None:
         """Take the API server's version."""
         with self._lock:
-            self._features = ServerFeatures.of_version(*version)
+            self._features = self._guess(version)
             log.info("server_version_known", version=".".join(str(part) for part in version))
             self._build()
+
+    def _guess(self, version: tuple[int, int]) -> ServerFeatures:
+        """Give what a server of this version may keep.
+
+        Partitions on demand were asked for, so counters are tried wherever the server may have them turned on.
+        """
+        features = ServerFeatures.of_version(*version)
+        if self._mig_mode == "dynamic" and version >= COUNTERS_SINCE:
+            return replace(features, partitionable=True)
+        return features
 
     def server_dropped(self, gates: Collection[str]) -> None:
         """Take the gates whose fields the server did not store. They stay out until its version changes."""
@@ -71,7 +84,11 @@ class PoolSource:
         if self._inventory is None:
             return
         pool = build_pool(
-            self._inventory, node_name=self._node_name, driver=self._driver, features=self._features
+            self._inventory,
+            node_name=self._node_name,
+            driver=self._driver,
+            features=self._features,
+            mig_mode=self._mig_mode,
         )
         names = [str(device["name"]) for device in pool.devices]
         self._feed.publish(plan_conditions(self._inventory, pool=pool.pool_name, devices=names))

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from dra.errors import ConfigError
+from dra.slices.partitions import MigMode
 from dra.values import is_dns_label, is_dns_subdomain
 
 DRIVER_NAME = "gpu.nvidia.com"
 # NVIDIA's driver mounts the driver root here in its container.
 CONTAINER_DRIVER_ROOT = Path("/driver-root")
 
-MigMode = Literal["dynamic", "static", "none"]
 MIG_MODES: tuple[MigMode, ...] = ("dynamic", "static", "none")
 NVML_HOLDS = ("auto", "always", "never")
 EXPOSURES = ("auto", "hooks", "soname", "ld-library-path")
@@ -74,7 +73,7 @@ class PluginSettings:
     cdi_exposure: str = "auto"
     driver_capabilities: str = ""
     nvml_hold: str = "auto"
-    mig_mode: MigMode = "dynamic"
+    mig_mode: MigMode = "static"
     sharing: str = "disabled"
     inventory_interval_seconds: float = 30.0
     start_jitter_seconds: float = 0.0

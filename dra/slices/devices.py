@@ -68,18 +68,30 @@ def mig_device(
     writer = _Writer(name, problems)
     writer.text("type", "mig")
     writer.text("uuid", mig.uuid)
-    writer.text("parentUUID", gpu.uuid)
-    writer.text("profile", mig.profile.name)
-    _common(writer, gpu, inventory)
+    _of_parent(writer, gpu, mig.profile, inventory)
     capacity = profile_capacity(mig.profile)
     for memory_slice in range(mig.start, mig.start + mig.size):
         capacity[f"memorySlice{memory_slice}"] = {"value": "1"}
     return _device(name, writer.attributes, capacity)
 
 
-def profile_capacity(profile: MigProfile) -> dict[str, dict[str, Any]]:
-    """Give the capacities that follow from a MIG profile."""
-    amounts = {
+def partition_device(
+    gpu: Gpu, profile: MigProfile, start: int, *, inventory: Inventory, problems: list[SliceProblem]
+) -> dict[str, Any]:
+    """Give a MIG device that could be made at a place. Source: reference driver, dynamic MIG.
+
+    It has no UUID, also while it exists: what is published does not change with it.
+    """
+    name = str(MigName(gpu.minor, profile_slug(profile.name), profile.profile_id, start))
+    writer = _Writer(name, problems)
+    writer.text("type", "mig")
+    _of_parent(writer, gpu, profile, inventory)
+    return _device(name, writer.attributes, profile_capacity(profile))
+
+
+def profile_amounts(profile: MigProfile) -> dict[str, int]:
+    """Give what an instance of a MIG profile takes, by the name of the capacity; memory in bytes."""
+    return {
         "memory": profile.memory_mib * _MIB,
         "multiprocessors": profile.multiprocessors,
         "copyEngines": profile.copy_engines,
@@ -88,7 +100,20 @@ def profile_capacity(profile: MigProfile) -> dict[str, dict[str, Any]]:
         "jpegEngines": profile.jpeg_engines,
         "ofaEngines": profile.ofa_engines,
     }
-    return {name: {"value": str(Quantity.of(amount, binary=True))} for name, amount in amounts.items()}
+
+
+def profile_capacity(profile: MigProfile) -> dict[str, dict[str, Any]]:
+    """Give the capacities that follow from a MIG profile."""
+    return {
+        name: {"value": str(Quantity.of(amount, binary=True))}
+        for name, amount in profile_amounts(profile).items()
+    }
+
+
+def _of_parent(writer: _Writer, gpu: Gpu, profile: MigProfile, inventory: Inventory) -> None:
+    writer.text("parentUUID", gpu.uuid)
+    writer.text("profile", profile.name)
+    _common(writer, gpu, inventory)
 
 
 def _device(name: str, attributes: Attributes, capacity: dict[str, dict[str, Any]]) -> dict[str, Any]:

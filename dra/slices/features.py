@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Counters can be turned on from here (DRAPartitionableDevices, alpha until 1.35).
+COUNTERS_SINCE = (1, 33)
+
 
 @dataclass(frozen=True, slots=True)
 class ServerFeatures:

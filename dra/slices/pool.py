@@ -6,7 +6,7 @@ smallest partitions first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,31 +14,15 @@ from dra.inventory.model import Gpu, Inventory
 from dra.inventory.names import GpuName
 from dra.slices.devices import SliceProblem, gpu_device, mig_device
 from dra.slices.features import ServerFeatures
+from dra.slices.layout import GpuGroup, SliceContent, lay_out
+from dra.slices.partitions import MigMode, counter_set, plan_forms, possible_devices, whole_device
 from dra.slices.rules import MAX_ATTRIBUTES_AND_CAPACITIES, check_device
 from dra.slices.taints import Taint, merge_taints, taint_of_unusable
-from dra.slices.validate import MAX_DEVICES, MAX_DEVICES_WITH_EXTRAS, has_extras, validate_slices
+from dra.slices.validate import validate_slices
+
+__all__ = ["DRIVER", "MigMode", "PoolContent", "SliceContent", "build_pool"]
 
 DRIVER = "gpu.nvidia.com"
-
-
-@dataclass(frozen=True, slots=True)
-class SliceContent:
-    """What stands in one slice, in v1's JSON. A slice holds devices or counter sets; neither is an empty slice.
-
-    The lists are not to be changed.
-    """
-
-    devices: list[dict[str, Any]] | None
-    shared_counters: list[dict[str, Any]] | None = None
-
-    def spec_part(self) -> dict[str, Any]:
-        """Give the part of `spec` that is this content. Absent lists have no key: the server tests for the key."""
-        part: dict[str, Any] = {}
-        if self.devices is not None:
-            part["devices"] = self.devices
-        if self.shared_counters is not None:
-            part["sharedCounters"] = self.shared_counters
-        return part
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +68,7 @@ def build_pool(
     driver: str = DRIVER,
     pool_name: str = "",
     taints: Mapping[str, tuple[Taint, ...]] | None = None,
+    mig_mode: MigMode = "static",
 ) -> PoolContent:
     """Give the pool that a node publishes.
 
@@ -95,14 +80,23 @@ def build_pool(
         pool_name: empty: the node's name, as NVIDIA's driver has it.
         taints: by device name; those of a GPU (`gpu-3`) hold for its partitions too.
 
-    A GPU in MIG mode is not listed, only its partitions. A device that must not be given out is tainted; on a
-    server without taints it is withheld, which is safe: a claim that has it keeps it.
+        mig_mode: `dynamic` lists every partition that could be made, with counters, where the server keeps those;
+            `static` those that exist; `none` no partitions.
+
+    A GPU in MIG mode is not listed as a whole, unless its partitions are made on demand. A device that must not be
+    given out is tainted; on a server without taints it is withheld, which is safe: a claim that has it keeps it.
     """
     problems: list[SliceProblem] = []
-    listed: list[dict[str, Any]] = []
+    groups: list[GpuGroup] = []
     names: set[str] = set()
     for gpu in sorted(inventory.gpus, key=lambda each: (each.pci_address, each.minor, each.uuid)):
-        for device in _devices_of(gpu, inventory, problems):
+        listed: list[dict[str, Any]] = []
+        shared, devices = _offer_of(gpu, inventory, problems, mig_mode=mig_mode, features=features)
+        if shared is not None:
+            if not _is_free(shared["name"], names, gpu, problems):
+                continue
+            names.add(shared["name"])
+        for device in devices:
             fit = _fit(device, problems)
             name = device["name"]
             if fit is None or not _is_free(name, names, gpu, problems):
@@ -111,26 +105,46 @@ def build_pool(
             tainted = _taint(fit, gpu, taints or {}, features, problems)
             if tainted is not None:
                 listed.append(tainted)
-    slices = tuple(SliceContent(chunk) for chunk in _chunks(listed, features))
+        groups.append(GpuGroup(tuple(listed), shared))
+    slices = lay_out(groups, features, problems)
     pool = PoolContent(driver, node_name, pool_name or node_name, slices)
-    return replace(pool, problems=(*problems, *_invalid(pool)))
+    return replace(pool, problems=(*problems, *_invalid(pool, counters_apart=features.counters_apart)))
 
 
-def _invalid(pool: PoolContent) -> list[SliceProblem]:
+def _invalid(pool: PoolContent, *, counters_apart: bool) -> list[SliceProblem]:
     """Say what the server will still refuse: what cannot be left out (names), and our own mistakes."""
     return [
         SliceProblem(
             "", broken.path, "DRA-SLICE-INVALID", f"pool {pool.pool_name}: {broken.path}: {broken.message}",
             "Check the node's and the driver's name; else report it.",
         )
-        for broken in validate_slices(pool.specs(generation=0))
+        for broken in validate_slices(pool.specs(generation=0), counters_apart=counters_apart)
     ]  # fmt: skip
 
 
-def _devices_of(gpu: Gpu, inventory: Inventory, problems: list[SliceProblem]) -> Iterator[dict[str, Any]]:
-    if not gpu.mig_enabled:
-        yield gpu_device(gpu, inventory, problems)
-        return
+def _offer_of(
+    gpu: Gpu,
+    inventory: Inventory,
+    problems: list[SliceProblem],
+    *,
+    mig_mode: MigMode,
+    features: ServerFeatures,
+) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """Give the counter set of a GPU, if it needs one, and the devices that are listed of it."""
+    forms = plan_forms(gpu, mig_mode=mig_mode, features=features)
+    if forms.possible:
+        shared = counter_set(gpu, problems)
+        if shared is not None:
+            devices = possible_devices(gpu, inventory, problems)
+            whole = [whole_device(gpu, inventory, shared, problems)] if forms.whole else []
+            return shared, [*devices, *whole]
+        forms = plan_forms(gpu, mig_mode="static", features=features)
+    if forms.whole:
+        return None, [gpu_device(gpu, inventory, problems)]
+    return None, list(_existing(gpu, inventory, problems)) if forms.existing else []
+
+
+def _existing(gpu: Gpu, inventory: Inventory, problems: list[SliceProblem]) -> Iterator[dict[str, Any]]:
     for mig in sorted(
         gpu.mig_devices, key=lambda each: (each.size, each.profile.profile_id, each.start, each.uuid)
     ):
@@ -239,14 +253,3 @@ def _with_valid_taints(device: dict[str, Any], problems: list[SliceProblem]) -> 
         if taints
         else {key: value for key, value in device.items() if key != "taints"}
     )
-
-
-def _chunks(devices: Sequence[dict[str, Any]], features: ServerFeatures) -> list[list[dict[str, Any]]]:
-    """Split into slices: always at least one.
-
-    Where taints can be, room is kept for them: the first taint would otherwise move devices from slice to
-    slice, and with them the generation of the whole pool.
-    """
-    roomy = not features.device_taints and not any(map(has_extras, devices))
-    size = MAX_DEVICES if roomy else MAX_DEVICES_WITH_EXTRAS
-    return [list(devices[start : start + size]) for start in range(0, len(devices), size)] or [[]]

@@ -25,6 +25,9 @@ from dra.values import is_dns_label, is_dns_subdomain
 MAX_DEVICES = 128
 # With taints, counters or list attributes on any device of the slice.
 MAX_DEVICES_WITH_EXTRAS = 64
+# Before 1.35: in all counter sets of a slice, and of all devices of a slice. Source: resource.k8s.io of 1.34.
+MAX_COUNTERS_IN_SLICE = 32
+MAX_CONSUMED_IN_SLICE = 1024
 MAX_DRIVER = 63
 MAX_POOL = 253
 
@@ -40,16 +43,49 @@ def has_extras(device: Mapping[str, Any]) -> bool:
     return any(lists_of(attribute) for attribute in attributes.values())
 
 
-def validate_slices(specs: Sequence[Mapping[str, Any]]) -> list[Violation]:
+def validate_slices(specs: Sequence[Mapping[str, Any]], *, counters_apart: bool = True) -> list[Violation]:
     """Give every broken rule of a pool's ResourceSlice specs (v1 shape); empty if they may be published.
 
-    All slices must be of one pool and generation.
+    Args:
+        specs: all of one pool and generation.
+        counters_apart: the rules from 1.35 on; before, counter sets stand beside the devices that use them.
     """
     found: list[Violation] = []
     for index, spec in enumerate(specs):
-        found += _check_spec(spec, f"slices[{index}].spec")
+        path = f"slices[{index}].spec"
+        found += _check_spec(spec, path)
+        found += _check_apart(spec, path) if counters_apart else _check_combined(spec, path)
     found += _check_pool(specs)
     return found
+
+
+def _check_apart(spec: Mapping[str, Any], path: str) -> Iterator[Violation]:
+    if spec.get("sharedCounters") and spec.get("devices") is not None:
+        yield Violation(path, "devices and sharedCounters exclude each other in one slice")
+
+
+def _check_combined(spec: Mapping[str, Any], path: str) -> Iterator[Violation]:
+    sets = spec.get("sharedCounters") or []
+    count = sum(len(each.get("counters") or {}) for each in sets)
+    if count > MAX_COUNTERS_IN_SLICE:
+        yield Violation(
+            f"{path}.sharedCounters", f"{count} counters in all, at most {MAX_COUNTERS_IN_SLICE} before 1.35"
+        )
+    known = {each.get("name") for each in sets}
+    consumed = 0
+    for index, device in enumerate(spec.get("devices") or []):
+        for entry in device.get("consumesCounters") or []:
+            consumed += len(entry.get("counters") or {})
+            if entry.get("counterSet") not in known:
+                yield Violation(
+                    f"{path}.devices[{index}].consumesCounters",
+                    f"set {entry.get('counterSet')!r} is not in the same slice, as it must be before 1.35",
+                )
+    if consumed > MAX_CONSUMED_IN_SLICE:
+        yield Violation(
+            f"{path}.devices",
+            f"{consumed} counters are used in all, at most {MAX_CONSUMED_IN_SLICE} before 1.35",
+        )
 
 
 def _check_spec(spec: Mapping[str, Any], path: str) -> Iterator[Violation]:
@@ -60,10 +96,7 @@ def _check_spec(spec: Mapping[str, Any], path: str) -> Iterator[Violation]:
         )
     yield from _check_pool_field(spec.get("pool") or {}, f"{path}.pool")
     yield from _check_selection(spec, path)
-    sets = spec.get("sharedCounters") or []
-    if sets and spec.get("devices") is not None:
-        yield Violation(path, "devices and sharedCounters exclude each other in one slice")
-    yield from _check_counter_sets(sets, f"{path}.sharedCounters")
+    yield from _check_counter_sets(spec.get("sharedCounters") or [], f"{path}.sharedCounters")
     devices = spec.get("devices") or []
     limit = MAX_DEVICES_WITH_EXTRAS if any(map(has_extras, devices)) else MAX_DEVICES
     if len(devices) > limit:
