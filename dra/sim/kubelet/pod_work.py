@@ -18,6 +18,7 @@ from dra.sim.kubelet.claims import DraManager, Json, PrepareError, UnprepareErro
 from dra.sim.kubelet.pods import (
     PodRuns,
     RunningPod,
+    ended_status,
     now_text,
     pod_claim_resources,
     running_status,
@@ -190,6 +191,8 @@ class PodWork:
         """Stop a pod that was deleted, then let the API forget it."""
         self._node.pods.stop(pod)
         metadata = pod["metadata"]
+        if not is_over(pod):
+            self._set_status(pod, ended_status(pod, now=now_text()))
         try:
             self._api.delete(
                 PODS, metadata["name"], metadata["namespace"], uid=metadata["uid"], grace_period_seconds=0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from dra.sim.kubelet.claims import DraManager, Json, container_requests
-from dra.sim.kubelet.programs import Program, ProgramEnd, run_program
+from dra.sim.kubelet.programs import Program, ProgramEnd, code_when_stopped, run_program
 from dra.sim.runtime import ContainerView, Runtime
 
 
@@ -131,6 +131,42 @@ def running_status(running: RunningPod, resources: Mapping[str, list[Json]], *, 
             for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
         ],
         "containerStatuses": statuses,
+    }
+
+
+def ended_status(pod: Json, *, now: str) -> Json:
+    """Give the status of a pod that was deleted and whose containers were stopped.
+
+    Source: kubelet since 1.27: a deleted pod gets a final phase before it goes; claims and finalizers wait for it.
+    """
+    known = {each["name"]: each for each in (pod.get("status") or {}).get("containerStatuses") or ()}
+    statuses: list[Json] = []
+    for container in pod["spec"]["containers"]:
+        old = known.get(container["name"])
+        if old is None or "running" not in (old.get("state") or {}):
+            statuses += [old] if old is not None else []
+            continue
+        code = code_when_stopped(container)
+        ended = {
+            "exitCode": code,
+            "reason": "Error" if code else "Completed",
+            "startedAt": old["state"]["running"].get("startedAt", now),
+            "finishedAt": now,
+        }
+        statuses.append({**old, "ready": False, "started": False, "state": {"terminated": ended}})
+    codes = [(each.get("state") or {}).get("terminated", {}).get("exitCode") for each in statuses]
+    well = len(codes) == len(pod["spec"]["containers"]) and not any(code != 0 for code in codes)
+    old_conditions = (pod.get("status") or {}).get("conditions") or []
+    conditions = [
+        {**each, "status": "False", "lastTransitionTime": now}
+        if each.get("type") in {"Ready", "ContainersReady"}
+        else each
+        for each in old_conditions
+    ]
+    return {
+        "phase": "Succeeded" if well else "Failed",
+        "containerStatuses": statuses,
+        "conditions": conditions,
     }
 
 

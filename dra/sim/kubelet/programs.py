@@ -11,6 +11,9 @@ from dra.sim.runtime import ContainerView
 
 _LASTING = re.compile(r"\b(sleep|wait|tail -f|while|serve|pause)\b")
 
+# 128 + SIGTERM.
+_TERMINATED = 143
+
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
@@ -34,6 +37,12 @@ def run_program(container: Mapping[str, Any], view: ContainerView) -> ProgramEnd
     code, output = _nvidia_smi(view) if "nvidia-smi" in text else (0, "")
     lasts = not words or _LASTING.search(text) is not None
     return ProgramEnd(None if lasts and code == 0 else code, output)
+
+
+def code_when_stopped(container: Mapping[str, Any]) -> int:
+    """Give the exit code of a program that is asked to stop: 0 if its shell traps the signal, else the signal's."""
+    words = [*(container.get("command") or ()), *(container.get("args") or ())]
+    return 0 if any("trap " in str(word) for word in words) else _TERMINATED
 
 
 def _nvidia_smi(view: ContainerView) -> tuple[int, str]:

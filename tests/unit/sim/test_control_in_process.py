@@ -100,6 +100,26 @@ def test_a_pod_that_ends_by_itself_succeeds_and_frees_its_gpu(fleet):
     fleet.until(lambda: fleet.phases() == ["Succeeded"] * 3, "three pods to use one GPU in turn")
 
 
+def test_a_deleted_pod_gets_a_final_phase_before_it_goes(fleet):
+    """Claims and foreground deletions wait for it."""
+    fleet.add("one")
+    seen = []
+    fleet.server.storage.subscribe(
+        lambda resource, change: (
+            seen.append((change.after or {}).get("status", {}).get("phase")) if resource == "/pods" else None
+        )
+    )
+    trapped = {"name": "main", "image": "i", "command": ["sh", "-c", "trap 'exit 0' TERM; sleep 9"]}
+    fleet.pod("polite", containers=[trapped])
+    fleet.pod("blunt")
+    fleet.until(lambda: fleet.phases() == ["Running"] * 2, "the pods to run")
+    for name, phase in (("polite", "Succeeded"), ("blunt", "Failed")):
+        del seen[:]
+        fleet.call("DELETE", f"{PODS}/{name}")
+        fleet.until(lambda: None in seen, "the pod to go")
+        assert seen == ["Running", phase, None]
+
+
 def test_a_claim_that_the_driver_refuses_is_told_in_the_pods_event_and_tried_again(fleet):
     node = fleet.add("one")
     whole, node.inventory = node.inventory, type(node.inventory)()
