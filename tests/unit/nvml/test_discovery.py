@@ -1,4 +1,5 @@
 import threading
+from dataclasses import replace
 
 import pynvml
 import pytest
@@ -260,6 +261,40 @@ def test_profiles_are_read_only_when_asked_for(node):
         "1g.10gb",
         "3g.40gb",
     ]
+
+
+def test_profiles_are_read_once_for_a_board_and_a_driver_also_over_sessions(node):
+    one = node(gpus(1))
+    first = one.scan(profiles=True)
+    one.sleep()
+    assert one.scan(profiles=True) == first
+    assert one.library.calls["nvmlDeviceGetGpuInstanceProfileInfoV"] == 0
+    one.session.close()
+    one.library.driver = "590.1.2"
+    assert one.scan(profiles=True).gpus == first.gpus
+    assert one.library.calls["nvmlDeviceGetGpuInstanceProfileInfoV"] > 0
+
+
+def test_a_sleeping_gpu_is_not_woken_for_profiles_that_are_known(node):
+    one = node([FakeGpu(0x10, 0, "GPU-a", persistence=0)])
+    one.scan()
+    one.sleep()
+    assert one.scan(profiles=True).gpus[0].asleep is False  # they were not known
+    one.sleep()
+    (gpu,) = one.scan(profiles=True).gpus
+    assert gpu.asleep
+    assert [profile.name for profile in gpu.mig_profiles] == ["1g.10gb", "3g.40gb"]
+    assert one.library.touched == []
+
+
+def test_a_gpu_that_answers_only_partly_keeps_its_partitions_also_in_a_new_session(node):
+    one = node([mig_gpu([(8, 0, "MIG-b", 19, 3, 1)])])
+    before = one.scan().gpus[0]
+    one.session.close()
+    one.library.faults["nvmlDeviceGetName", None] = pynvml.NVML_ERROR_UNKNOWN
+    after = one.scan().gpus[0]
+    assert after.issue.code == "DRA-NVML-UNKNOWN"
+    assert replace(after, issue=None) == before
 
 
 @pytest.mark.parametrize(

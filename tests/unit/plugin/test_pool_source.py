@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from dra.api.claim import ClaimRef
+from dra.errors import HostError
 from dra.health.feed import HealthFeed
 from dra.inventory.diff import diff
-from dra.inventory.model import Gpu, Inventory
+from dra.inventory.model import Gpu, Inventory, MigProfile
+from dra.inventory.ownership import Owned
+from dra.plugin.owned import owned_by
 from dra.plugin.pool_source import PoolSource, narrow
+from dra.prepare.record import JournalEntry, Record
+from dra.prepare.store import RecordStore
 from dra.slices.features import ServerFeatures
 from dra.values import PciAddress
 
@@ -98,3 +106,86 @@ def test_each_gate_switches_off_its_own_feature():
     assert not narrow(full, ["DRAPartitionableDevices"]).partitionable
     assert not narrow(full, ["DRAConsumableCapacity"]).consumable
     assert narrow(full, ["Other"]) == full
+
+
+# Partitions on demand
+
+PROFILE = MigProfile("1g.10gb", 19, 9984, 16, 1, 1, 0, 1, 0, ((0, 1), (1, 1)))
+
+
+def dynamic():
+    pools = []
+    made = PoolSource("gpu.nvidia.com", "node-a", feed=HealthFeed(), mig_mode="dynamic")
+    made.publish_to(pools.append)
+    content = inventory(replace(gpu(0), mig_capable=True, mig_profiles=(PROFILE,)))
+    made.inventory_changed(content, diff(Inventory(), content))
+    return made, pools
+
+
+def layout(pool):
+    """Say what each slice holds: (counter sets, devices)."""
+    return [(len(part.shared_counters or ()), len(part.devices or ())) for part in pool.slices]
+
+
+def test_partitions_on_demand_take_the_shape_of_the_servers_version():
+    made, pools = dynamic()
+    made.server_is((1, 36))
+    assert layout(pools[-1]) == [(1, 0), (0, 3)]
+    made.server_is((1, 34))  # its gate may be on: what comes back will tell
+    assert layout(pools[-1]) == [(1, 3)]
+    made.server_is((1, 32))
+    assert names(pools[-1]) == ["gpu-0"]
+
+
+def test_a_server_that_drops_counters_gets_what_exists():
+    made, pools = dynamic()
+    made.server_is((1, 35))
+    made.server_dropped(("DRAPartitionableDevices",))
+    assert names(pools[-1]) == ["gpu-0"]
+    assert "consumesCounters" not in pools[-1].devices[0]
+
+
+def test_partitions_are_not_offered_unless_asked_for():
+    made, look, pools, _ = source()
+    look(replace(gpu(0), mig_capable=True, mig_profiles=(PROFILE,)))
+    made.server_is((1, 36))
+    assert names(pools[-1]) == ["gpu-0"]
+
+
+# What the records say is ours
+
+
+def store_in(directory):
+    made = RecordStore(directory, report=lambda _damage: None, salvage=lambda _uid: ())
+    made.open()
+    return made
+
+
+def entry(kind, **args):
+    return JournalEntry(kind, args)
+
+
+def test_partitions_and_modes_of_this_boot_are_ours_also_another_instances(tmp_path):
+    mine, other = store_in(tmp_path), store_in(tmp_path)
+    ref = ClaimRef(uid="c1", namespace="default", name="claim")
+    device = "gpu-0-mig-1g10gb-19-1"
+    journal = (entry("mig-mode", gpu="GPU-0"), entry("mig-device", device=device, gpu="GPU-0"))
+    assert owned_by(mine, "boot-2") == Owned()
+    other.put(Record(ref=ref, state="preparing", boot_id="boot-2", journal=journal), fsync=False)
+    assert owned_by(mine, "boot-2") == Owned(frozenset({device}), frozenset({"GPU-0"}))
+    assert owned_by(mine, "boot-3") == Owned()
+
+
+def test_a_disk_that_does_not_answer_leaves_ours_ours(tmp_path, monkeypatch):
+    store = store_in(tmp_path)
+    ref = ClaimRef(uid="c1", namespace="default", name="claim")
+    journal = (entry("mig-device", device="gpu-0-mig-1g10gb-19-1", gpu="GPU-0"),)
+    store.put(Record(ref=ref, state="preparing", boot_id="boot", journal=journal), fsync=False)
+    before = owned_by(store, "boot")
+    assert before.devices
+
+    def refuse(**_options):
+        raise HostError("DRA-HOST-IO", "the disk does not answer")
+
+    monkeypatch.setattr(store, "refresh", refuse)
+    assert owned_by(store, "boot") == before
