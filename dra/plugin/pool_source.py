@@ -13,7 +13,7 @@ from dataclasses import replace
 from dra.health.feed import HealthFeed, plan_conditions
 from dra.inventory.diff import InventoryDiff
 from dra.inventory.model import Inventory
-from dra.slices.features import COUNTERS_SINCE, NEWEST, ServerFeatures
+from dra.slices.features import NEWEST, ServerFeatures
 from dra.slices.pool import MigMode, PoolContent, build_pool
 from dra.telemetry.log import get_logger
 
@@ -28,12 +28,20 @@ class PoolSource:
         node_name: the node, whose name the pool has too.
         feed: takes the health of the pool's devices.
         mig_mode: which partitions are published; `dynamic` needs a server that keeps counters.
+        keeps_counters: asks a server of this version whether it does; None if it did not say.
     """
 
     def __init__(
-        self, driver: str, node_name: str, *, feed: HealthFeed, mig_mode: MigMode = "static"
+        self,
+        driver: str,
+        node_name: str,
+        *,
+        feed: HealthFeed,
+        mig_mode: MigMode = "static",
+        keeps_counters: Callable[[tuple[int, int]], bool | None] = lambda _version: None,
     ) -> None:
         self._driver, self._node_name, self._feed, self._mig_mode = driver, node_name, feed, mig_mode
+        self._keeps_counters = keeps_counters
         self._lock = threading.Lock()
         self._inventory: Inventory | None = None
         self._features = NEWEST
@@ -56,21 +64,15 @@ class PoolSource:
             self._build()
 
     def server_is(self, version: tuple[int, int]) -> None:
-        """Take the API server's version."""
+        """Take the API server's version; asks it about counters if partitions are offered on demand."""
+        features = ServerFeatures.of_version(*version)
+        if self._mig_mode == "dynamic":
+            kept = self._keeps_counters(version)
+            features = replace(features, partitionable=features.partitionable if kept is None else kept)
         with self._lock:
-            self._features = self._guess(version)
+            self._features = features
             log.info("server_version_known", version=".".join(str(part) for part in version))
             self._build()
-
-    def _guess(self, version: tuple[int, int]) -> ServerFeatures:
-        """Give what a server of this version may keep.
-
-        Partitions on demand were asked for, so counters are tried wherever the server may have them turned on.
-        """
-        features = ServerFeatures.of_version(*version)
-        if self._mig_mode == "dynamic" and version >= COUNTERS_SINCE:
-            return replace(features, partitionable=True)
-        return features
 
     def server_dropped(self, gates: Collection[str]) -> None:
         """Take the gates whose fields the server did not store. They stay out until its version changes."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from dra.api.claim import ClaimRef
 from dra.errors import HostError
 from dra.health.feed import HealthFeed
@@ -113,9 +115,9 @@ def test_each_gate_switches_off_its_own_feature():
 PROFILE = MigProfile("1g.10gb", 19, 9984, 16, 1, 1, 0, 1, 0, ((0, 1), (1, 1)))
 
 
-def dynamic():
+def dynamic(keeps=lambda version: version >= (1, 33)):
     pools = []
-    made = PoolSource("gpu.nvidia.com", "node-a", feed=HealthFeed(), mig_mode="dynamic")
+    made = PoolSource("gpu.nvidia.com", "node-a", feed=HealthFeed(), mig_mode="dynamic", keeps_counters=keeps)
     made.publish_to(pools.append)
     content = inventory(replace(gpu(0), mig_capable=True, mig_profiles=(PROFILE,)))
     made.inventory_changed(content, diff(Inventory(), content))
@@ -131,7 +133,7 @@ def test_partitions_on_demand_take_the_shape_of_the_servers_version():
     made, pools = dynamic()
     made.server_is((1, 36))
     assert layout(pools[-1]) == [(1, 0), (0, 3)]
-    made.server_is((1, 34))  # its gate may be on: what comes back will tell
+    made.server_is((1, 34))
     assert layout(pools[-1]) == [(1, 3)]
     made.server_is((1, 32))
     assert names(pools[-1]) == ["gpu-0"]
@@ -143,6 +145,16 @@ def test_a_server_that_drops_counters_gets_what_exists():
     made.server_dropped(("DRAPartitionableDevices",))
     assert names(pools[-1]) == ["gpu-0"]
     assert "consumesCounters" not in pools[-1].devices[0]
+
+
+@pytest.mark.parametrize(
+    ("version", "answer", "offered"),
+    [((1, 35), True, 3), ((1, 36), False, 1), ((1, 35), None, 1), ((1, 36), None, 3)],
+)
+def test_what_the_server_says_of_counters_goes_before_its_version(version, answer, offered):
+    made, pools = dynamic(lambda _version: answer)
+    made.server_is(version)
+    assert len(pools[-1].devices) == offered
 
 
 def test_partitions_are_not_offered_unless_asked_for():
