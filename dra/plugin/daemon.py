@@ -32,8 +32,10 @@ from dra.kube.client import KubeClient
 from dra.kube.connection import Connection, KubeOptions
 from dra.kube.events import EventRecorder
 from dra.nvml.session import HoldPolicy, NvmlSession
+from dra.plugin.counters import server_keeps_counters
 from dra.plugin.endpoint import STOP_GRACE_SECONDS, Endpoint
 from dra.plugin.machine import Machine
+from dra.plugin.mig_port import MigPort
 from dra.plugin.owned import owned_by
 from dra.plugin.pool_source import PoolSource
 from dra.plugin.ports import ClaimEvents, ClaimPort, GpuUsers
@@ -90,7 +92,11 @@ class Daemon:
         )
         self.feed = HealthFeed()
         self.pool = PoolSource(
-            settings.driver_name, settings.node_name, feed=self.feed, mig_mode=settings.mig_mode
+            settings.driver_name,
+            settings.node_name,
+            feed=self.feed,
+            mig_mode=settings.mig_mode,
+            keeps_counters=self._keeps_counters,
         )
         self.publisher = Publisher(
             self.client,
@@ -132,6 +138,11 @@ class Daemon:
             lambda: owned_by(self.engine.store, self.engine.settings.boot_id),
         )
 
+    def _keeps_counters(self, version: tuple[int, int]) -> bool | None:
+        return server_keeps_counters(
+            self.client, version, driver=self.settings.driver_name, node_name=self.settings.node_name
+        )
+
     def _engine_settings(self) -> EngineSettings:
         paths = self.machine.paths
         return EngineSettings(
@@ -140,6 +151,7 @@ class Daemon:
             state_dir=paths.state_dir(self.settings.driver_name),
             cdi_root=paths.cdi_root,
             boot_id=boot_id(paths),
+            create_partitions=self.settings.mig_mode == "dynamic",
         )
 
     def _engine_ports(self) -> EnginePorts:
@@ -158,6 +170,8 @@ class Daemon:
             notify=ClaimEvents(self.events).notify,
             conflict=self._conflict,
             step=crash_step(settings.crash_at),
+            mig=MigPort(self.session, lambda: self.inventory.current),
+            layout_changed=lambda: self.inventory.rescan("partitions were made or destroyed"),
         )
 
     def _conflict(self, holder_uid: str) -> None:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from dra.api.claim import ClaimRef
 from dra.errors import DraError
-from dra.inventory.model import Inventory
-from dra.inventory.names import parse_device_name
+from dra.inventory.model import Gpu, Inventory
+from dra.inventory.names import MigName, parse_device_name
 from dra.nvml.session import NvmlSession
 from dra.prepare.model import Notice
+from dra.prepare.partitions import DEVICE_KIND, look_in
 from dra.prepare.record import Record
 from dra.telemetry.log import error_fields, get_logger
 
@@ -75,19 +76,26 @@ class GpuUsers:
 
     def in_use(self, record: Record) -> bool:
         """Whether any device of the record has processes. Where NVML does not say, it is taken to have some."""
-        minors = {name.minor for result in record.results if (name := parse_device_name(result.device))}
-        return any(self._has_processes(minor) for minor in minors)
+        gpus = {gpu.minor: gpu for gpu in self._inventory().gpus}
+        for result in record.results:
+            name = parse_device_name(result.device)
+            gpu = gpus.get(name.minor) if name else None
+            if name is None or gpu is None:
+                continue
+            instance = _gpu_instance(record, gpu, name) if isinstance(name, MigName) else None
+            if self._has_processes(gpu, instance):
+                return True
+        return False
 
-    def _has_processes(self, minor: int) -> bool:
-        gpu = next((gpu for gpu in self._inventory().gpus if gpu.minor == minor), None)
-        if gpu is None:
-            return False
+    def _has_processes(self, gpu: Gpu, instance: int | None) -> bool:
+        """Whether there are processes on a GPU, or on one GPU instance of it."""
         subject = str(gpu.pci_address)
 
         def count(api: Any) -> int:
             handle = api.handle(gpu.pci_address)
             names = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
-            return sum(len(api.optional(name, handle, subject=subject) or ()) for name in names)
+            found = [one for name in names for one in api.optional(name, handle, subject=subject) or ()]
+            return sum(instance in (None, getattr(one, "gpuInstanceId", None)) for one in found)
 
         try:
             return self._session.run(count, subject=subject) > 0
@@ -96,3 +104,12 @@ class GpuUsers:
                 return False
             log.warning("gpu_users_unknown", **error_fields(error))
             return True
+
+
+def _gpu_instance(record: Record, gpu: Gpu, name: MigName) -> int | None:
+    """Give the GPU instance of a MIG device: as it was made, else as it was seen; None if it is not known."""
+    for entry in record.journal:
+        if entry.kind == DEVICE_KIND and entry.args.get("device") == str(name) and "gi" in entry.outcome:
+            return int(entry.outcome["gi"])
+    found = look_in(gpu, name).partition
+    return None if found is None else found.gpu_instance

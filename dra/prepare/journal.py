@@ -104,12 +104,13 @@ class Journal:
             if work.record.journal[index].state != "applied" or not effect.verify():
                 self._apply_one(work, index, effect)
             self._step(f"{steps.EFFECT_APPLIED}:{index}")
+            self._note(work, index, outcome_of(effect))
 
     def _apply_one(self, work: _Work, index: int, effect: Effect) -> None:
-        """Apply an effect and write down what came of it, if that is anything.
+        """Apply an effect. What came of an earlier application is struck from the record first.
 
-        What an earlier application left in the record is struck first: should this process die now, it must not
-        be taken for what is there then.
+        Should this process die before it can write down what came of this one, the record must say that it is not
+        known, not name something that is gone.
         """
         if work.record.journal[index].outcome and not effect.verify():
             self._note(work, index, {})
@@ -120,7 +121,6 @@ class Journal:
             entry = replace(work.record.journal[index], outcome=outcome_of(effect))
             work.record = work.record.with_entry(entry)
             raise
-        self._note(work, index, outcome_of(effect))
 
     def _note(self, work: _Work, index: int, outcome: Mapping[str, Any]) -> None:
         entry = work.record.journal[index]
@@ -144,9 +144,8 @@ class Journal:
                 self._step(f"{steps.EFFECT_APPLYING}:{index}")
                 self._apply_one(work, index, effect)
                 self._step(f"{steps.EFFECT_APPLIED}:{index}")
-            elif outcome := outcome_of(effect):
-                # Applied by a process that died before it could write this down.
-                work.record = work.record.with_entry(replace(work.record.journal[index], outcome=outcome))
+            # Or it was applied by a process that died before it could write this down.
+            self._note(work, index, outcome_of(effect))
         record = _completed(work.record, effects)
         if record != previous:
             self._store.put(record, fsync=True)
@@ -155,10 +154,6 @@ class Journal:
     def _with_journal(self, wanted: Record, effects: Sequence[Effect], previous: Record | None) -> Record:
         known = {} if previous is None else {entry.key: entry for entry in previous.journal}
         fresh = [journal_entry(effect) for effect in effects]
-        if previous is not None and previous.boot_id != self._boot_id:
-            # What a reboot undid is not known to be anything any more.
-            gone = {journal_entry(effect).key for effect in effects if effect.ends_with_boot}
-            known = {key: entry for key, entry in known.items() if key not in gone}
         entries = tuple(known.get(entry.key, entry) for entry in fresh)
         extra = {} if previous is None else previous.extra
         return replace(wanted, boot_id=self._boot_id, journal=entries, extra=extra)

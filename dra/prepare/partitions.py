@@ -185,7 +185,7 @@ def made_partitions(records: Iterable[Record], boot_id: str) -> tuple[MadePartit
         for record in records
         if record.boot_id == boot_id
         for entry in record.journal
-        if entry.kind == DEVICE_KIND
+        if entry.kind == DEVICE_KIND and (not entry.outcome or entry.outcome.get("uuid"))
     )
 
 

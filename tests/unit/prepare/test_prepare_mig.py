@@ -220,6 +220,20 @@ def test_one_made_by_hand_where_ours_was_is_not_ours(made):
     assert device in made.partitions()
 
 
+def test_one_made_by_hand_where_ours_was_is_used_by_the_next_prepare_and_still_not_ours(made):
+    device = made.name(0, "1g.10gb", 0)
+    ref = made.claim(1, device)
+    made.prepared(ref)
+    made.sim.destroy_mig(made.effects(ref)[1]["outcome"]["uuid"])
+    made.sim.create_mig(0, "1g.10gb", 5)
+    made.sim.create_mig(0, "1g.10gb", 0)
+    made.prepared(ref)
+    assert [effect["kind"] for effect in made.effects(ref)] == ["cdi-file"]
+    assert made.unprepare(ref) is None
+    assert device in made.partitions()
+    assert made.mode(0) == 1
+
+
 def test_one_that_was_destroyed_by_hand_is_made_again_with_its_new_uuid(made):
     device = made.name(0, "1g.10gb", 0)
     ref = made.claim(1, device)
