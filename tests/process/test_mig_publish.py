@@ -1,0 +1,117 @@
+"""The daemon publishes partitions on demand to servers of several kinds, and the scheduler's allocator can use them."""
+
+from __future__ import annotations
+
+import pytest
+
+from dra.sim.apiserver.server import SimApiServer
+from tests.process.harness import DRIVER, Node, wait_until
+from tests.unit.slices.mig_machines import Scheduler
+
+
+@pytest.fixture
+def node():
+    made = []
+
+    def make(version, *, counters=True, profile="dgx-h100"):
+        class Gated(Node):
+            def api_server(self, version):
+                return SimApiServer(version=version, features={"DRAPartitionableDevices": counters}).start()
+
+        made.append(Gated(profile=profile, version=version))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def published(node, count):
+    """Wait until the pool is complete and has so many devices; give its slices."""
+
+    def complete():
+        slices = node.slices()
+        devices = sum(len(each["spec"].get("devices") or ()) for each in slices)
+        wanted = {each["spec"]["pool"]["resourceSliceCount"] for each in slices}
+        return slices if devices == count and wanted == {len(slices)} else None
+
+    return wait_until(complete, seconds=20, what=f"{count} devices are published")
+
+
+def versions(slices):
+    """Tell one write of the slices from another."""
+    return {each["metadata"]["name"]: each["metadata"]["resourceVersion"] for each in slices}
+
+
+@pytest.mark.parametrize(
+    ("version", "sets", "slices"), [("1.36", [8], 5), ("1.35", [8], 5), ("1.34", [1] * 8, 8)]
+)
+def test_partitions_are_published_in_the_shape_of_the_server_and_can_be_allocated(
+    node, version, sets, slices
+):
+    on = node(version)
+    on.daemon("--mig-mode", "dynamic")
+    found = published(on, 8 * 26)
+    assert len(found) == slices
+    by_slice = [len(each["spec"]["sharedCounters"]) for each in found if each["spec"].get("sharedCounters")]
+    assert by_slice == sets
+    scheduler = Scheduler([{**each, "spec": {**each["spec"], "nodeName": "node-1"}} for each in found])
+    first, device = scheduler.ask(profile="3g.40gb")
+    assert device == "gpu-0-mig-3g40gb-9-4"
+    assert scheduler.ask(kind="gpu")[1] == "gpu-1"
+    scheduler.free(first)
+    assert scheduler.ask(kind="gpu")[1] == "gpu-0"
+
+
+@pytest.mark.parametrize("version", ["1.34", "1.36"])
+def test_a_server_without_counters_never_sees_a_partition_beside_its_gpu(node, version):
+    on = node(version, counters=False)
+    on.daemon("--mig-mode", "dynamic")
+    found = published(on, 8)
+    assert [each["spec"]["pool"]["generation"] for each in found] == [1]
+
+
+def test_a_layout_changed_by_hand_makes_that_gpu_static_and_back(node):
+    on = node("1.36")
+    on.daemon("--mig-mode", "dynamic", "--inventory-interval", "1")
+    published(on, 8 * 26)
+    on.machine.control.set_mig_layout(0, [("3g.40gb", 4), ("3g.40gb", 0)])
+    found = published(on, 7 * 26 + 2)
+    listed = [device for each in found for device in each["spec"].get("devices") or ()]
+    assert {
+        device["name"] for device in listed if "uuid" in device["attributes"] and "-mig-" in device["name"]
+    } == {
+        "gpu-0-mig-3g40gb-9-0",
+        "gpu-0-mig-3g40gb-9-4",
+    }
+    on.machine.control.set_mig_mode(0, enabled=False)
+    assert published(on, 8 * 26)
+
+
+def test_by_default_only_what_exists_is_published(node):
+    on = node("1.36")
+    on.daemon()
+    published(on, 8)
+
+
+def test_a_partition_made_for_a_pod_and_destroyed_after_it_changes_nothing_that_is_published(node):
+    on = node("1.36")
+    daemon = on.daemon("--mig-mode", "dynamic", "--inventory-interval", "1")
+    kubelet = on.kubelet()
+    kubelet.wait_registered(DRIVER)
+    before = versions(published(on, 8 * 26))
+    gpu = on.machine.profile.gpus[3].uuid
+    pod = on.pod("p", on.claim("c", "gpu-3-mig-1g10gb-19-6"))
+
+    def looked(fields):
+        return [event for event in daemon.logged("gpu_changed") if set(fields) <= set(event["fields"])]
+
+    kubelet.run_pod(pod)
+    assert [(each.profile_id, each.start) for each in on.machine.control.state.gpu(gpu).instances] == [
+        (19, 6)
+    ]
+    wait_until(lambda: looked(["mig_devices"]), what="the partition is seen")
+    kubelet.stop_pod(pod)
+    wait_until(lambda: not on.machine.control.state.gpu(gpu).mig_current, what="the mode is off again")
+    wait_until(lambda: len(looked(["mig_devices"])) > 1, what="its end is seen")
+    assert versions(published(on, 8 * 26)) == before
