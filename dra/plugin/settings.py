@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from dra.errors import ConfigError
 from dra.slices.partitions import MigMode
@@ -14,6 +15,8 @@ DRIVER_NAME = "gpu.nvidia.com"
 # NVIDIA's driver mounts the driver root here in its container.
 CONTAINER_DRIVER_ROOT = Path("/driver-root")
 
+# Where neither the flag nor NVIDIA's gate says anything.
+DEFAULT_MIG_MODE: MigMode = "static"
 MIG_MODES: tuple[MigMode, ...] = ("dynamic", "static", "none")
 NVML_HOLDS = ("auto", "always", "never")
 EXPOSURES = ("auto", "hooks", "soname", "ld-library-path")
@@ -73,7 +76,7 @@ class PluginSettings:
     cdi_exposure: str = "auto"
     driver_capabilities: str = ""
     nvml_hold: str = "auto"
-    mig_mode: MigMode = "static"
+    mig_mode: MigMode = DEFAULT_MIG_MODE
     sharing: str = "disabled"
     inventory_interval_seconds: float = 30.0
     start_jitter_seconds: float = 0.0
@@ -130,6 +133,16 @@ def check_settings(settings: PluginSettings) -> None:
         raise ConfigError(
             "DRA-FLAG-INTERVAL", "--inventory-interval must be at least 1 second", remedy="Use 30 or more."
         )
+
+
+def mig_mode_of(asked: str, gates: Mapping[str, bool]) -> MigMode:
+    """Give the mode that a flag, or else NVIDIA's gate DynamicMIG, asks for; `check_settings` refuses nonsense."""
+    if asked:
+        return cast("MigMode", asked)
+    gate = gates.get("DynamicMIG")
+    if gate is None:
+        return DEFAULT_MIG_MODE
+    return "dynamic" if gate else "static"
 
 
 def parse_gates(text: str) -> dict[str, bool]:

@@ -140,6 +140,23 @@ def test_a_value_outside_of_the_choices_is_refused_from_the_environment_too(name
     assert caught.value.code == "DRA-FLAG-VALUE"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "mode"),
+    [
+        ([], "static"),
+        (["--feature-gates=DynamicMIG=true"], "dynamic"),
+        (["--feature-gates=DynamicMIG=false"], "static"),
+        (["--feature-gates=DynamicMIG=true", "--mig-mode=static"], "static"),
+        (["--feature-gates=DynamicMIG=false", "--mig-mode=dynamic"], "dynamic"),
+        (["--mig-mode=none"], "none"),
+    ],
+)
+def test_partitions_on_demand_follow_the_flag_then_nvidias_gate(arguments, mode):
+    settings = read(*arguments)
+    assert settings.mig_mode == mode
+    assert settings.ignored == ()
+
+
 def test_gates_of_features_that_this_driver_lacks_are_named():
     gates = parse_gates("DynamicMIG=true, PassthroughSupport=true,ComputeDomainCliques=false,")
     assert gates_without_effect(gates) == ("ComputeDomainCliques", "PassthroughSupport")
