@@ -167,6 +167,9 @@ def _text(error: DraError) -> str:
     return text if len(text) <= MAX_ERROR_CHARACTERS else text[: MAX_ERROR_CHARACTERS - 3] + "..."
 
 
-def new_pool(threads: int = 16) -> ThreadPoolExecutor:
-    """Give the pool of the service server: threads are made when needed. Pods are prepared in parallel."""
+def new_pool(threads: int = 64) -> ThreadPoolExecutor:
+    """Give the pool of the service server: threads are made when needed. Pods are prepared in parallel.
+
+    A call that waits for the lock of its GPU has a thread too: 16 GPUs with four claims each.
+    """
     return ThreadPoolExecutor(threads, thread_name_prefix="service")
