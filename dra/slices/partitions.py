@@ -59,7 +59,8 @@ def plan_forms(gpu: Gpu, *, mig_mode: MigMode, features: ServerFeatures) -> Form
     if mig_mode == "static" or not features.partitionable or by_hand or not _placements(gpu):
         return static
     if gpu.compute_capability >= _SWITCHES_LIVE:
-        mode_by_hand = gpu.mig_enabled and not gpu.mig_mode_ours and not gpu.mig_devices
+        # Also while ours lie on it: what is published does not change with them.
+        mode_by_hand = gpu.mig_enabled and not gpu.mig_mode_ours
         return Forms(whole=not mode_by_hand, possible=True)
     return Forms(whole=False, possible=True) if gpu.mig_enabled else static
 

@@ -244,6 +244,9 @@ def test_a_gpu_that_somebody_put_in_mig_mode_is_offered_in_parts_only(live):
     made = live.pool()
     assert "gpu-0" not in names(made)
     assert "gpu-0-mig-7g80gb-0-0" in names(made)
+    live.ours = Owned(frozenset({"gpu-0-mig-1g10gb-19-3"}))  # the mode was on: it is not ours
+    live.create(19, 3)
+    assert live.pool() == made
 
 
 def test_a_record_that_is_struck_during_a_look_still_counts(live):
