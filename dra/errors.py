@@ -16,7 +16,9 @@ class DraError(Exception):
 
     Args:
         code: stable slug, upper case, `DRA-` in front (`DRA-DEVICE-HELD`).
-        message: one sentence without a newline: the object, then the reason.
+        message: one sentence without a newline: the object, then the reason. What users wrote may stand in it as it
+            is: characters that do not print (controls, marks that turn the direction of text, lone surrogates) are
+            shown as escapes.
         remedy: what the reader can do; empty only where nothing can be done.
         retryable: the same call may succeed later without anybody changing the request.
         fields: values for the log line (claim_uid, device, path, ...).
@@ -27,10 +29,10 @@ class DraError(Exception):
     def __init__(
         self, code: str, message: str, *, remedy: str = "", retryable: bool | None = None, **fields: object
     ) -> None:
-        super().__init__(message)
         self.code = code
-        self.message = " ".join(message.split())
-        self.remedy = " ".join(remedy.split())
+        self.message = printable(message)
+        self.remedy = printable(remedy)
+        super().__init__(self.message)
         self.retryable = self.default_retryable if retryable is None else retryable
         self.fields = fields
 
@@ -41,6 +43,19 @@ class DraError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.code, self.message, self.remedy, self.retryable, self.fields))
+
+
+def printable(text: str) -> str:
+    """Give a text in one line, with an escape (as for U+202E) for each character that does not print.
+
+    Letters of all scripts stay. A text that is given twice stays as it is.
+    """
+    line = " ".join(text.split())
+    if line.isprintable():
+        return line
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in line
+    )
 
 
 def _rebuild(
