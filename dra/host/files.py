@@ -34,6 +34,7 @@ _CAUSES = {
     errno.ENOENT: ("DRA-HOST-MISSING", "Create that directory, or mount it into the plugin's pod."),
     errno.ENOTDIR: ("DRA-HOST-MISSING", "Something that is not a directory stands in the way; remove it."),
     errno.EEXIST: ("DRA-HOST-MISSING", "Something that is not a directory stands in the way; remove it."),
+    errno.EISDIR: ("DRA-HOST-IS-DIRECTORY", "A directory stands where a file has to be; remove it."),
     errno.EMFILE: ("DRA-HOST-TOO-MANY-FILES", "Raise the limit of open files (ulimit -n) of the plugin."),
     errno.ENFILE: ("DRA-HOST-TOO-MANY-FILES", "Raise fs.file-max of the node."),
     errno.ENAMETOOLONG: ("DRA-HOST-NAME-TOO-LONG", "Choose a shorter directory."),
@@ -126,8 +127,9 @@ def read_bytes(path: Path) -> bytes | None:
         HostError: DRA-HOST-IO and the like.
     """
     try:
-        # No file object: it asks the kernel five more things about a file than are wanted here.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # No file object: it asks the kernel five more things about a file than are wanted here. A pipe that somebody
+        # put there must not make us wait for its writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             parts = []
             while part := os.read(descriptor, _CHUNK):

@@ -262,11 +262,16 @@ def _str(value: object) -> str:
     return value
 
 
-def _corrupt(uid: str, reason: str, cause: BaseException | None = None) -> NoReturn:
-    raise RecordError(
+def corrupt_record(uid: str, reason: str) -> RecordError:
+    """Give the error of a record that is there and says nothing."""
+    return RecordError(
         "DRA-RECORD-CORRUPT",
         f"the record of claim {uid} cannot be used: {reason}",
         remedy="Nothing to do: it was set aside and is rebuilt from the claim; check the disk if it happens again.",
         retryable=True,
         claim_uid=uid,
-    ) from cause
+    )
+
+
+def _corrupt(uid: str, reason: str, cause: BaseException | None = None) -> NoReturn:
+    raise corrupt_record(uid, reason) from cause

@@ -1,7 +1,7 @@
 """The claim records of a node on disk: `claims/<uid>.json`.
 
 Two plugin processes may run at once. Each keeps what it read in memory and looks at the directory again before it
-decides: a file is read anew when its inode, size or times changed. A file that cannot be read is renamed to
+decides: a file is read anew when its inode, size or times changed. What cannot be read, or is no file, is renamed to
 `.corrupt-<n>`, and its claim counts as damaged until it is prepared again or unprepared; the other claims go on.
 """
 
@@ -19,15 +19,15 @@ from pathlib import Path
 
 from dra.api.claim import ClaimRef
 from dra.errors import HostError, RecordError
-from dra.host.files import ensure_dir, host_error, is_leftover, remove_durable, write_durable
+from dra.host.files import ensure_dir, host_error, is_leftover, write_durable
 from dra.host.shared_look import SharedLook
 from dra.prepare.holds import Hold
 from dra.prepare.model import is_safe_uid
 from dra.prepare.partitions import holds_no_device
-from dra.prepare.record import Record, decode_record, encode_record
+from dra.prepare.record import Record, corrupt_record, decode_record, encode_record
+from dra.prepare.record_files import Signature, discard, read_entry, signature_of
 from dra.telemetry.log import error_fields, get_logger
 
-_Signature = tuple[int, int, int, int]
 _CORRUPT = re.compile(r"(?P<uid>.+)\.json\.corrupt-(?P<number>\d+)", re.ASCII)
 # What a damaged file may still tell. Both spellings of JSON: with and without a space after the colon.
 _SALVAGE = re.compile(rb'"(device|namespace|name|share_id)":\s*"([A-Za-z0-9._-]{1,253})"')
@@ -52,7 +52,7 @@ class Damage:
 class _Read:
     """A file as it was read: a record, or why it is none. Neither: damaged, but the disk let it not be renamed."""
 
-    signature: _Signature
+    signature: Signature
     record: Record | None
     error: RecordError | None
 
@@ -199,7 +199,7 @@ class RecordStore:
             write_durable(path, data, mode=0o600, fsync=fsync, fsync_name=fsync_name)
         with self._mutex:
             with contextlib.suppress(OSError):
-                self._files[uid] = _Read(_signature(path.stat()), record, None)
+                self._files[uid] = _Read(signature_of(path.stat()), record, None)
             self._damaged.pop(uid, None)
 
     def remove(self, uid: str, *, fsync: bool) -> None:
@@ -210,10 +210,10 @@ class RecordStore:
         """
         if uid in self._aside:
             for _, path in self._numbered(uid):
-                remove_durable(path, fsync=fsync)
+                discard(path, fsync=fsync)
             self._aside.discard(uid)
         if os.path.lexists(self.path(uid)):
-            remove_durable(self.path(uid), fsync=fsync)
+            discard(self.path(uid), fsync=fsync)
         with self._mutex:
             self._files.pop(uid, None)
             self._damaged.pop(uid, None)
@@ -245,7 +245,7 @@ class RecordStore:
                 if uid != entry.name and is_safe_uid(uid):
                     present.add(uid)
                     known = self._files.get(uid)
-                    if known is None or known.signature != _signature_of(entry):
+                    if known is None or known.signature != _look_at(entry):
                         changed.append(uid)
                 elif match := _CORRUPT.fullmatch(entry.name):
                     corrupt[match["uid"]] = Path(entry.path)
@@ -275,23 +275,20 @@ class RecordStore:
 
     def _take_in(self, uid: str, found: list[Damage]) -> _Read | None:
         path = self.path(uid)
+        known = self._files.get(uid)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except (FileNotFoundError, NotADirectoryError):
-            self._files.pop(uid, None)
-            return None
+            entry = read_entry(path, unless=None if known is None else known.signature)
         except OSError as error:
             raise host_error(error, "read", path) from error
-        with os.fdopen(descriptor, "rb", buffering=0) as file:
-            signature = _signature(os.fstat(descriptor))
-            known = self._files.get(uid)
-            if known is not None and known.signature == signature:
-                return known
-            try:
-                data = file.readall()
-            except OSError as error:
-                raise host_error(error, "read", path) from error
+        if entry is None:
+            self._files.pop(uid, None)
+            return None
+        if known is not None and known.signature == entry.signature:
+            return known
+        signature, data = entry.signature, entry.data
         try:
+            if entry.trouble:
+                raise corrupt_record(uid, entry.trouble)
             read = _Read(signature, decode_record(data, uid=uid), None)
         except RecordError as error:
             if error.code == "DRA-RECORD-NEWER":
@@ -323,9 +320,10 @@ class RecordStore:
 
     def _note_damage(self, uid: str, path: Path, reason: str, found: list[Damage]) -> None:
         try:
-            data = path.read_bytes()
+            entry = read_entry(path)
         except OSError:
-            data = b""
+            entry = None
+        data = b"" if entry is None else entry.data
         told: dict[str, list[str]] = {}
         for key, value in _SALVAGE.findall(data):
             told.setdefault(key.decode(), []).append(value.decode())
@@ -347,12 +345,8 @@ class RecordStore:
                 yield int(match["number"]), path
 
 
-def _signature_of(entry: os.DirEntry[str]) -> _Signature | None:
+def _look_at(entry: os.DirEntry[str]) -> Signature | None:
     try:
-        return _signature(entry.stat(follow_symlinks=False))
+        return signature_of(entry.stat(follow_symlinks=False))
     except OSError:
         return None  # whoever reads it finds out why
-
-
-def _signature(status: os.stat_result) -> _Signature:
-    return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
