@@ -180,7 +180,7 @@ class EventRecorder:
                 self._client.patch(EVENTS, known.name, body, namespace, timeout_seconds=5.0)
                 return
             except KubeError as error:
-                if error.status != 404:
+                if error.code != "DRA-API-NOT-FOUND":
                     raise
         # Unlike a random name, this one is the same if the first answer was lost.
         digest = hashlib.sha256(f"{key}{at}".encode()).hexdigest()[:16]

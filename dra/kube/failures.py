@@ -120,13 +120,7 @@ def _meaning(
     if code == 403:
         return "FORBIDDEN", _forbidden_remedy(call, text), True
     if code == 404:
-        if not details.get("name"):
-            return (
-                "NOT-SERVED",
-                f"Check that the API server serves {call.group or 'v1'} (kubectl api-versions); is DRA enabled?",
-                True,
-            )
-        return "NOT-FOUND", "", False
+        return _missing(call, reason, details)
     if code == 409:
         return "CONFLICT", "", True
     if code == 410 or reason == "Expired":
@@ -144,6 +138,25 @@ def _meaning(
     if code >= 500 or code == 0:
         return "INTERNAL", "Look at the API server's log.", True
     return "BAD-REQUEST", "", False
+
+
+def _missing(call: Call, reason: str, details: Mapping[str, Any]) -> tuple[str, str, bool]:
+    """Tell an object that is gone from the 404 of a proxy, or of a server that does not serve the group.
+
+    Much is released when an object is gone, so that only the whole Status object counts.
+    Source: apimachinery's NewNotFound, which gives reason and name; NewGenericServerResponse gives no name.
+    """
+    named = str(details.get("name") or "") if reason == "NotFound" else ""
+    kind = str(details.get("kind") or "")
+    if not named:
+        remedy = (
+            f"Check that the API server serves {call.group or 'v1'} (kubectl api-versions), and that no proxy "
+            "answers in its place; it is tried again."
+        )
+        return "NOT-SERVED", remedy, True
+    if named != call.name or kind not in ("", call.resource.partition("/")[0]):
+        return "OTHER-NOT-FOUND", f"{kind or 'object'} {named} is missing; it is tried again.", True
+    return "NOT-FOUND", "", False
 
 
 def _forbidden_remedy(call: Call, text: str) -> str:

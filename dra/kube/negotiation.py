@@ -14,6 +14,10 @@ from dra.kube.resources import Resource
 
 # An upgraded server serves new versions without dropping the old ones at once: look again now and then.
 NEGOTIATED_SECONDS = 600.0
+# A server that serves nothing that we know may only be starting, or a proxy spoke in its place.
+UNSERVED_SECONDS = 2.0
+# What a 404 on the group itself may mean.
+_UNSERVED = frozenset({"DRA-API-NOT-SERVED", "DRA-API-NOT-FOUND", "DRA-API-OTHER-NOT-FOUND"})
 
 
 class Negotiation:
@@ -34,15 +38,16 @@ class Negotiation:
         """
         if len(resource.versions) == 1:
             return resource.versions[0]
-        served = self._served_versions(resource.group)
+        served = self._served_versions(resource)
         for version in resource.versions:
             if version in served:
                 return version
         raise KubeError(
             "DRA-API-NOT-SERVED",
-            f"the API server serves {resource.group} in none of the versions {', '.join(resource.versions)}"
+            f"the API server does not serve {resource.group} at the moment, in none of the versions "
+            + ", ".join(resource.versions)
             + (f" (it has {', '.join(sorted(served))})" if served else ""),
-            remedy="Use Kubernetes 1.34 or newer, or switch on the gate DynamicResourceAllocation and "
+            remedy="It is tried again. If this stays, use Kubernetes 1.34 or newer, or switch on the gate DynamicResourceAllocation and "
             f"--runtime-config={resource.group}/v1beta1=true on the API server.",
             status=404,
             reason="NotFound",
@@ -71,21 +76,37 @@ class Negotiation:
         self._server = facts
         return facts
 
-    def _served_versions(self, group: str) -> frozenset[str]:
+    def _served_versions(self, resource: Resource) -> frozenset[str]:
+        group = resource.group
         known = self._served.get(group)
-        if known is not None and self._clock.now() - known[0] < NEGOTIATED_SECONDS:
-            return known[1]
+        if known is not None:
+            good = not known[1].isdisjoint(resource.versions)
+            if self._clock.now() - known[0] < (NEGOTIATED_SECONDS if good else UNSERVED_SECONDS):
+                return known[1]
         try:
             document = self._fetch(Call("get", "apigroup", name=group), f"/apis/{group}")
+            entries = _entries(document, group)
         except KubeError as error:
-            if error.status != 404:
+            if error.code not in _UNSERVED:
                 raise
-            document = {}
-        entries = document.get("versions") or []
+            entries = []
         served = frozenset(str(entry.get("version")) for entry in entries if isinstance(entry, dict))
         with self._lock:
             self._served[group] = (self._clock.now(), served)
         return served
+
+
+def _entries(document: dict[str, Any], group: str) -> list[Any]:
+    """Give the versions that an APIGroup lists."""
+    entries = document.get("versions")
+    if document.get("kind") == "APIGroup" and document.get("name") == group and isinstance(entries, list):
+        return entries
+    raise KubeError(
+        "DRA-API-BAD-ANSWER",
+        f"/apis/{group}: the answer is not the APIGroup {group} (its kind is {document.get('kind')!r})",
+        remedy="Check that the address is that of a Kubernetes API server and that no proxy stands in between.",
+        status=200,
+    )
 
 
 def parse_version(document: dict[str, Any]) -> tuple[int, int]:

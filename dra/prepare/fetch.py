@@ -16,7 +16,7 @@ from typing import Any
 
 from dra.api.claim import ClaimRef, claim_not_found
 from dra.errors import KubeError
-from dra.prepare.model import ClaimSource
+from dra.prepare.model import ClaimSource, says_gone
 from dra.prepare.workers import WorkerPool
 
 # Well below the kubelet's 45 s, so that the pod's Event names the cause.
@@ -66,7 +66,7 @@ class ClaimFetcher:
                 claim_uid=ref.uid,
             ) from error
         except KubeError as error:
-            if error.status == 404:
+            if says_gone(error):
                 raise claim_not_found(ref) from error
             raise
 
@@ -96,7 +96,7 @@ class ClaimFetcher:
             # Another caller gave up before the call had its turn.
             return None
         except KubeError as error:
-            if error.status == 404:
+            if says_gone(error):
                 raise claim_not_found(ref) from error
             return None
 

@@ -20,7 +20,7 @@ from dra.host.files import read_bytes
 from dra.prepare.cdi_files import remove_if_old
 from dra.prepare.engine import Engine, EngineSettings
 from dra.prepare.judgement import Stale, judge_record
-from dra.prepare.model import ClaimSource, Notice, Notify, no_notice
+from dra.prepare.model import ClaimSource, Notice, Notify, no_notice, says_gone
 from dra.prepare.record import Record
 from dra.prepare.retries import UnprepareRetries
 from dra.prepare.store import Damage
@@ -214,7 +214,7 @@ class Janitor:
         try:
             claim = self._source.get(ref.namespace, ref.name, _API_SECONDS)
         except KubeError as error:
-            if error.status == 404:
+            if says_gone(error):
                 return None
             raise
         return self._parse(claim)

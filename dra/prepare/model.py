@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dra.api.claim import ClaimRef
-from dra.errors import ClaimError, DraError
+from dra.errors import ClaimError, DraError, KubeError
 from dra.inventory.model import Inventory
 from dra.values import PciAddress
 
@@ -63,11 +63,19 @@ class Notice:
     warning: bool = True
 
 
+def says_gone(error: KubeError) -> bool:
+    """Whether the API server itself says that this very object does not exist.
+
+    A bare 404 says less: a proxy gives it, and an API server that does not serve the group at the moment.
+    """
+    return error.code == "DRA-API-NOT-FOUND"
+
+
 class ClaimSource(Protocol):
-    """The API server, as far as claims go. Both calls raise KubeError; status 404 says that there is none."""
+    """The API server, as far as claims go. Both calls raise KubeError."""
 
     def get(self, namespace: str, name: str, timeout_seconds: float) -> Mapping[str, Any]:
-        """Give a ResourceClaim."""
+        """Give a ResourceClaim. Raises KubeError; `says_gone` tells whether there is none."""
         ...
 
     def list(self, timeout_seconds: float) -> Iterable[Mapping[str, Any]]:

@@ -114,7 +114,7 @@ class FakeApi:
             claim = self.claims[namespace, name]
         except KeyError:
             raise KubeError(
-                "DRA-KUBE-NOT-FOUND", f"no claim {name}", status=404, reason="NotFound", retryable=False
+                "DRA-API-NOT-FOUND", f"no claim {name}", status=404, reason="NotFound", retryable=False
             ) from None
         self.between()
         return json.loads(json.dumps(claim))

@@ -127,3 +127,19 @@ def test_hanging_calls_use_no_more_threads_than_allowed_and_the_deadline_holds()
         assert caught.value.retryable
     assert api.waiting == 2
     api.release()
+
+
+@pytest.mark.parametrize("code", ["DRA-API-NOT-SERVED", "DRA-API-OTHER-NOT-FOUND", "DRA-API-BAD-ANSWER"])
+def test_a_404_that_is_not_about_the_claim_is_no_answer(code):
+    api = FakeApi()
+
+    def refuse(namespace, name, timeout_seconds):
+        raise KubeError(code, "404 page not found", status=404, reason="NotFound")
+
+    api.get = refuse
+    fetcher = ClaimFetcher(api)
+    assert fetcher.fetch_if_quick(REF) is None
+    with pytest.raises(KubeError) as caught:
+        fetcher.fetch(REF)
+    assert caught.value.code == code
+    assert caught.value.retryable

@@ -72,7 +72,7 @@ class Claims:
         try:
             return self.claims[namespace, name]
         except KeyError:
-            raise KubeError("DRA-KUBE-NOT-FOUND", f"{name} not found", status=404) from None
+            raise KubeError("DRA-API-NOT-FOUND", f"{name} not found", status=404) from None
 
     def delete_collection(self, resource, namespace=None, *, field_selector=""):
         with self.wipe:
