@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from dra.inventory.model import Gpu, Inventory, ScanProblem
+from dra.inventory.model import NODE, Gpu, Inventory, ScanProblem
 from dra.inventory.names import GpuName, parse_device_name
-from dra.inventory.scan import NODE
 from dra.values import PciAddress
 
 GONE = "DRA-GPU-GONE"

@@ -11,8 +11,7 @@ from dra.host.paths import HostPaths
 from dra.host.pci import device_dir
 from dra.inventory.diff import InventoryDiff, diff
 from dra.inventory.keep import Kept, plan_inventory
-from dra.inventory.model import Inventory, ScanProblem
-from dra.inventory.scan import NODE
+from dra.inventory.model import NODE, Inventory, ScanProblem
 from dra.telemetry.log import get_logger
 from dra.values import PciAddress
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 
 from dra.values import PciAddress
 
+# The subject of problems that are about the node, not about one GPU.
+NODE = "node"
+
 
 @dataclass(frozen=True, slots=True)
 class MigProfile:

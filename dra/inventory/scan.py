@@ -5,13 +5,10 @@ from __future__ import annotations
 from dra.errors import DraError
 from dra.host.paths import HostPaths
 from dra.host.pci import numa_node, pcie_root
-from dra.inventory.model import Gpu, Inventory, MigDevice, MigProfile, ScanProblem
+from dra.inventory.model import NODE, Gpu, Inventory, MigDevice, MigProfile, ScanProblem
 from dra.nvml.discovery import Discovery
 from dra.nvml.facts import GpuFacts, Issue, MigProfileFacts
 from dra.nvml.session import NvmlSession
-
-# The subject of problems that are about the node, not about one GPU.
-NODE = "node"
 
 
 class Scanner:

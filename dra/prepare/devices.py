@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dra.api.claim import AllocatedDevice
 from dra.api.config import DeviceType
 from dra.errors import DeviceError, StackError
-from dra.inventory.model import Gpu, Inventory
+from dra.inventory.model import NODE, Gpu, Inventory
 from dra.inventory.names import GpuName, MigName, parse_device_name, profile_slug
 from dra.prepare.effects import Effect
 from dra.prepare.mig_effects import CreateMig, MigMode
@@ -67,20 +67,14 @@ def find_device(result: AllocatedDevice, inventory: Inventory, mig: MigView) -> 
 
     Raises:
         DeviceError: DRA-DEVICE-UNKNOWN, DRA-DEVICE-LOST, DRA-DEVICE-MIG-MODE, DRA-MIG-MODE-OFF.
-        StackError: DRA-DRIVER-ABSENT.
+        StackError: DRA-DRIVER-ABSENT; the code of what keeps the whole node's driver from answering.
     """
     name = parse_device_name(result.device)
     gpu = next((gpu for gpu in inventory.gpus if name is not None and gpu.minor == name.minor), None)
     if gpu is None or name is None:
         raise _unknown_device(result, inventory)
     if gpu.unusable:
-        raise DeviceError(
-            "DRA-DEVICE-LOST",
-            f"device {result.device} ({gpu.uuid}) cannot be used: {gpu.unusable}",
-            remedy="Delete the pod so that it gets another GPU; reset or replace this one.",
-            retryable=True,
-            device=result.device,
-        )
+        raise _unusable_device(result, gpu, inventory)
     if isinstance(name, MigName):
         return _find_partition(result, gpu, name, mig)
     if name != GpuName(gpu.minor):
@@ -152,6 +146,34 @@ def _no_partition(device: str, gpu: Gpu, why: str) -> DeviceError:
         "the pod so that it gets another device.",
         retryable=True,
         device=device,
+    )
+
+
+def _unusable_device(result: AllocatedDevice, gpu: Gpu, inventory: Inventory) -> DeviceError | StackError:
+    """Say what is wrong with a GPU: it may be nothing with the GPU itself, but with the node's driver."""
+    address = str(gpu.pci_address)
+    told = next(
+        (
+            each
+            for each in inventory.problems
+            if each.code == gpu.unusable and each.subject in (NODE, address)
+        ),
+        None,
+    )
+    if told is not None and told.subject == NODE:
+        return StackError(
+            told.code,
+            f"device {result.device} cannot be prepared until the node's NVIDIA driver answers: {told.message}",
+            remedy=f"{told.remedy} The call is retried by itself; the GPU is not at fault.",
+            device=result.device,
+        )
+    return DeviceError(
+        "DRA-DEVICE-LOST",
+        f"device {result.device} ({gpu.uuid}) cannot be used: "
+        + (gpu.unusable if told is None else f"{told.message} ({told.code})"),
+        remedy="Delete the pod so that it gets another GPU; reset or replace this one.",
+        retryable=True,
+        device=result.device,
     )
 
 

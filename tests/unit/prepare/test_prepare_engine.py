@@ -239,6 +239,45 @@ def test_a_lost_gpu_is_refused_with_what_nvml_said(node):
     node.prepared(node.claim(2, "gpu-1"))
 
 
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        ("DRA-NVML-LIBRARY-NOT-FOUND", "Install the NVIDIA driver's libraries."),
+        ("DRA-NVML-VERSION-MISMATCH", "Reboot the node, or reload the kernel modules."),
+        ("DRA-NVML-DRIVER-NOT-LOADED", "Load it (modprobe nvidia)."),
+    ],
+)
+def test_a_driver_that_does_not_answer_is_not_blamed_on_the_gpu(node, code, remedy):
+    node.inventory = make_inventory(
+        0,
+        gpus=(make_gpu(0, unusable=code), make_gpu(1, unusable=code)),
+        problems=(ScanProblem("node", code, "NVML: what is wrong", remedy),),
+    )
+    error = node.refused(node.claim(1, "gpu-0"))
+    assert isinstance(error, StackError)
+    assert (error.code, error.retryable) == (code, True)
+    assert "gpu-0" in error.message
+    assert "NVML: what is wrong" in error.message
+    assert error.remedy.startswith(remedy)
+    assert "Delete the pod" not in str(error)
+
+
+def test_a_lost_gpu_is_told_from_a_node_whose_driver_does_not_answer_for_another_reason(node):
+    lost = make_gpu(0, unusable="DRA-NVML-GPU-LOST")
+    node.inventory = make_inventory(
+        0,
+        gpus=(lost, make_gpu(1)),
+        problems=(
+            ScanProblem("node", "DRA-NVML-TIMEOUT", "slow"),
+            ScanProblem(str(lost.pci_address), "DRA-NVML-GPU-LOST", "the GPU has fallen off the bus"),
+        ),
+    )
+    error = node.refused(node.claim(1, "gpu-0"))
+    assert error.code == "DRA-DEVICE-LOST"
+    assert "fallen off the bus (DRA-NVML-GPU-LOST)" in error.message
+    assert "another GPU" in error.remedy
+
+
 def test_without_a_driver_the_error_says_so_and_is_retryable(node):
     problem = ScanProblem(
         "node", "DRA-NVML-MISSING", "libnvidia-ml.so.1 was not found", "Install the driver."
