@@ -28,9 +28,7 @@ from dra.sim.tree.elf import shared_object
 from dra.sim.tree.ldcache import ld_so_cache
 from dra.values import PciAddress
 
-quick = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
-)
+quick = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 
 # -- links -------------------------------------------------------------------------------------------------------
 

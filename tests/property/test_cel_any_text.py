@@ -60,14 +60,14 @@ def decide(expression: str) -> object:
     | st.lists(PIECES, max_size=14).map("".join)
     | st.lists(PIECES, max_size=10).map(" ".join)
 )
-@settings(max_examples=400, deadline=2000)
+@settings(max_examples=400)
 def test_any_text_is_decided(expression: str) -> None:
     decide(expression)
     assert check_selector(expression) is None or isinstance(check_selector(expression), str)
 
 
 @given(st.sampled_from(EXPRESSIONS), st.data())
-@settings(max_examples=300, deadline=2000, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 def test_a_damaged_selector_is_decided(expression: str, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(expression)))
     end = data.draw(st.integers(start, min(start + 6, len(expression))))
@@ -83,7 +83,7 @@ def test_a_damaged_selector_is_decided(expression: str, data: st.DataObject) -> 
     st.sampled_from(EXPRESSIONS),
     st.sampled_from(["&&", "||", "==", "? true :", "+", "in"]),
 )
-@settings(max_examples=300, deadline=2000)
+@settings(max_examples=300)
 def test_the_counting_evaluator_decides_as_the_fast_one(left: str, right: str, operator: str) -> None:
     expression = f"({left}) {operator} ({right})"
     fast = decide(expression)
@@ -163,7 +163,7 @@ _PATTERN = st.lists(
 
 
 @given(_PATTERN, st.text("abcA1 \n", max_size=9))
-@settings(max_examples=400, deadline=2000)
+@settings(max_examples=400)
 def test_the_automaton_finds_what_backtracking_finds(pattern: str, text: str) -> None:
     try:
         compiled = compile_pattern(pattern)

@@ -66,7 +66,7 @@ CONFIGS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
 @given(CLAIMS)
 def test_any_json_is_a_claim_or_a_dra_error(claim):
     try:
@@ -77,7 +77,7 @@ def test_any_json_is_a_claim_or_a_dra_error(claim):
         assert all(result.driver == DRIVER for result in view.results)
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
 @given(CONFIGS | st.dictionaries(st.text(max_size=5), JSON, max_size=3))
 def test_any_json_is_a_configuration_or_a_dra_error(parameters):
     try:

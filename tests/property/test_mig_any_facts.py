@@ -42,7 +42,7 @@ def nodes(draw):
     return replace(inventory, gpus=tuple(gpus))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(nodes(), FEATURES, st.sampled_from(["dynamic", "static", "none"]))
 def test_the_pool_is_always_valid(inventory, features, mig_mode):
     made = build_pool(inventory, node_name="node-1", features=features, mig_mode=mig_mode)
@@ -52,7 +52,7 @@ def test_the_pool_is_always_valid(inventory, features, mig_mode):
         assert not any(part.shared_counters for part in made.slices)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(nodes(), FEATURES)
 def test_every_gpu_that_can_be_had_whole_is_listed_and_last_of_its_gpu(inventory, features):
     if not features.device_taints:

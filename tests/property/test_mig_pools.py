@@ -145,7 +145,7 @@ def test_the_whole_gpu_goes_with_no_partition(profile):
         assert not on.counters_allow([gpu, partition])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(profile=st.sampled_from(WITH_MIG), seed=st.integers(0, 2**32))
 def test_any_full_layout_that_counters_allow_can_be_made_in_any_order(profile, seed):
     on = bench(profile)
@@ -160,7 +160,7 @@ def test_any_full_layout_that_counters_allow_can_be_made_in_any_order(profile, s
     assert on.hardware_allows(chosen), chosen
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     profile=st.sampled_from(WITH_MIG), version=st.sampled_from(["1.34", "1.36"]), seed=st.integers(0, 2**32)
 )

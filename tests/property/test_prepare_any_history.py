@@ -172,7 +172,6 @@ class History(RuleBasedStateMachine):
 History.TestCase.settings = settings(
     max_examples=60,
     stateful_step_count=40,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestAnyHistory = pytest.mark.timeout(120)(History.TestCase)

@@ -76,7 +76,7 @@ def build(inventory, features, taints=None):
     return build_pool(inventory, node_name="node-1", features=features, taints=taints)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(nodes(), FEATURES)
 def test_the_pool_is_always_valid(node, features):
     inventory, taints = node
@@ -88,7 +88,7 @@ def test_the_pool_is_always_valid(node, features):
         assert not any("taints" in device for device in made.devices)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(nodes())
 def test_every_whole_gpu_is_listed_whatever_its_facts(node):
     inventory, taints = node
@@ -99,7 +99,7 @@ def test_every_whole_gpu_is_listed_whatever_its_facts(node):
             assert f"gpu-{gpu.minor}" in listed
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(nodes(), FEATURES)
 def test_every_gpu_that_is_not_listed_is_spoken_of(node, features):
     inventory, taints = node
@@ -108,7 +108,7 @@ def test_every_gpu_that_is_not_listed_is_spoken_of(node, features):
     assert {f"gpu-{gpu.minor}" for gpu in inventory.gpus if not gpu.mig_enabled} <= known
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(nodes(), FEATURES, st.randoms(use_true_random=False))
 def test_the_same_facts_give_the_same_pool(node, features, shuffler):
     inventory, taints = node
@@ -117,7 +117,7 @@ def test_the_same_facts_give_the_same_pool(node, features, shuffler):
     assert build(inventory, features, taints) == build(replace(inventory, gpus=tuple(gpus)), features, taints)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(INVENTORY, INVENTORY)
 def test_a_difference_is_empty_exactly_for_equal_inventories(one, other):
     assert not diff(one, one)

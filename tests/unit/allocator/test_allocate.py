@@ -178,7 +178,7 @@ def test_a_selector_that_fails_on_a_device_fails_the_attempt_and_names_claim_and
         allocate([pool("n1", device("gpu-0"))], [claim(bad)])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     free=st.lists(st.booleans(), min_size=1, max_size=8),
     counts=st.lists(st.integers(min_value=1, max_value=3), min_size=1, max_size=4),

@@ -3,19 +3,11 @@ import subprocess
 import sys
 
 import pytest
-import structlog
 import yaml
 
 from dra import __version__
 from dra.cli.main import main
 from dra.slices.validate import validate_slices
-
-
-@pytest.fixture(autouse=True)
-def logging_as_it_was():
-    """The command sets up logging for the process; the stream it took is gone after the test."""
-    yield
-    structlog.reset_defaults()
 
 
 def run(capsys, *words):

@@ -84,7 +84,7 @@ def worlds(draw: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return objects, [claim("want", *asks, constraints=constraints)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(worlds())
 def test_a_node_fits_exactly_when_the_allocator_finds_devices(world):
     objects, claims = world

@@ -45,7 +45,7 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(place for key, item in items for place in _places(item, (*path, key)))]
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(data=st.data())
 def test_any_value_at_any_place_gives_findings_and_never_an_exception(data):
     document = copy.deepcopy(data.draw(st.sampled_from(GOOD)))

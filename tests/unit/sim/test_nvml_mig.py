@@ -292,7 +292,7 @@ def test_a_table_is_consistent(name):
 
 
 @given(order=st.permutations(list(itertools.product((19, 15, 14, 9, 5), range(8)))))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_no_order_of_creation_makes_instances_overlap(order):
     from dra.sim.nvml.functions.mig_changes import add_gpu_instance
     from dra.sim.nvml.memory import Status
