@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
-from dra.errors import DraError, StackError
+from dra.errors import DraError, HostError, StackError
 from dra.nvml.errors import HUNG, hung
+from dra.telemetry.threads import start_thread
 
 T = TypeVar("T")
 
@@ -100,6 +101,7 @@ class CallLanes:
         Raises:
             DeviceError, StackError: DRA-NVML-HUNG when the call is not back in time, or an earlier call on the
                 same subject is still stuck, or no worker came free in time.
+            HostError: DRA-HOST-NO-THREADS.
         """
         job = self._start(subject, call, discard, deadline_seconds)
         outcome = self._finish(job, deadline_seconds)
@@ -205,7 +207,14 @@ class CallLanes:
                 )
             self._threads += 1
         queue: SimpleQueue[Job | None] = SimpleQueue()
-        threading.Thread(target=self._work, args=(queue,), name="nvml-call", daemon=True).start()
+        try:
+            start_thread(threading.Thread(target=self._work, args=(queue,), name="nvml-call", daemon=True))
+        except HostError:
+            # A worker that never was must not count, else the lanes would be full for ever.
+            with self._changed:
+                self._threads -= 1
+                self._changed.notify()
+            raise
         return queue
 
     def _work(self, queue: SimpleQueue[Job | None]) -> None:

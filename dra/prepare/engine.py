@@ -11,6 +11,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -80,7 +81,9 @@ class Engine:
             deadline_seconds=settings.api_deadline_seconds,
             record_wait_seconds=settings.record_wait_seconds,
         )
-        self._pool = WorkerPool("claim", limit=settings.parallel_claims)
+        # Each verb has threads of its own: an API that hangs holds up prepares, which must not keep pods from ending.
+        self._preparing = WorkerPool("claim", limit=settings.parallel_claims)
+        self._unpreparing = WorkerPool("claim-end", limit=settings.parallel_claims)
         self._mutex = threading.Lock()
         self._attempts: dict[str, set[_Attempt]] = {}
         self._opened = False
@@ -110,11 +113,11 @@ class Engine:
 
         Source: NodePrepareResources of KEP-4381: each UID has an entry, the second answer is as the first.
         """
-        return self._each(refs, self._prepare)
+        return self._each(refs, self._prepare, pool=self._preparing)
 
     def unprepare(self, refs: Sequence[ClaimRef]) -> dict[str, DraError | None]:
         """Unprepare claims; give each UID None or what is wrong. Unknown claims are fine. No API, no NVML."""
-        return self._each(refs, self._unprepare)
+        return self._each(refs, self._unprepare, pool=self._unpreparing)
 
     def unprepare_if(
         self, uid: str, expected: Record | None, reason: str, *, wait_seconds: float = 0.5
@@ -402,15 +405,20 @@ class Engine:
                 self.cdi.remove(self.cdi.path(record.ref.uid))
         self._opened = True
 
-    def _each(self, refs: Sequence[ClaimRef], call: Callable[[ClaimRef], T]) -> dict[str, T]:
+    def _each(
+        self, refs: Sequence[ClaimRef], call: Callable[[ClaimRef], T], *, pool: WorkerPool
+    ) -> dict[str, T]:
+        """Call for each claim at once; one after the other where the system gives no threads."""
         wanted = list({ref.uid: ref for ref in refs}.values())
-        if not wanted:
-            return {}
-        futures = [(ref.uid, self._pool.submit(lambda ref=ref: call(ref))) for ref in wanted[1:]]  # type: ignore[misc]
-        return {
-            wanted[0].uid: call(wanted[0]),
-            **{uid: future.result() for uid, future in futures},
-        }
+        alone = wanted[:1]
+        futures: dict[str, Future[T]] = {}
+        for ref in wanted[1:]:
+            try:
+                futures[ref.uid] = pool.submit(lambda ref=ref: call(ref))  # type: ignore[misc]
+            except HostError:
+                alone.append(ref)
+        outcomes = {ref.uid: call(ref) for ref in alone}
+        return {**outcomes, **{uid: future.result() for uid, future in futures.items()}}
 
     def _as_dra_error(self, error: Exception, verb: str, ref: ClaimRef) -> DraError:
         if isinstance(error, DraError):

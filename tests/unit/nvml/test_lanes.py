@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from dra.errors import DeviceError, DraError, StackError
+from dra.errors import DeviceError, DraError, HostError, StackError
 from dra.nvml.lanes import CallLanes, current_job
 
 
@@ -129,3 +129,21 @@ def test_a_left_behind_call_knows_it_and_its_late_result_is_handed_on(gate):
     gate.set()
     assert late.wait(5)
     assert seen == [True, "late"]
+
+
+def test_a_worker_that_cannot_be_started_is_not_counted_and_the_next_call_works(monkeypatch):
+    lanes = CallLanes(max_threads=2)
+    start = threading.Thread.start
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    for _ in range(4):
+        with pytest.raises(HostError) as caught:
+            lanes.run("gpu", lambda: 1, deadline_seconds=1)
+        assert caught.value.code == "DRA-HOST-NO-THREADS"
+    assert lanes.thread_count == 0
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert lanes.run("gpu", lambda: 1, deadline_seconds=5) == 1
+    lanes.close()
