@@ -266,18 +266,42 @@ def _load(configuration: Any, options: KubeOptions, environment: Mapping[str, st
 
 def _load_kubeconfig(configuration: Any, path: str, context: str | None) -> None:
     with _IMPORTING, _without_package_code():
-        from kubernetes.config.kube_config import load_kube_config
+        from kubernetes.config import kube_config
+
+    from dra.kube import kubeconfig
 
     # The loader's own message does not say which file.
-    if not any(Path(part).is_file() for part in path.split(os.pathsep)):
+    files = [file for part in path.split(os.pathsep) if part and (file := Path(part).expanduser()).is_file()]
+    if not files:
         raise FileNotFoundError(f"there is no kubeconfig {path}, and no service account of a pod")
-    load_kube_config(
-        config_file=path, context=context, client_configuration=configuration, persist_config=False
-    )
+    for file in files:
+        kubeconfig.check_file(file)
+    kube_config.logging = kubeconfig.LOADER_LOG
+    with kubeconfig.LOADER_LOG.listening() as complaints:
+        try:
+            kube_config.load_kube_config(
+                config_file=path, context=context, client_configuration=configuration, persist_config=False
+            )
+        except Exception as error:
+            named = type(error).__name__ == "ConfigException" or isinstance(error, OSError)
+            reason = kubeconfig.without_objects(str(error) if named else repr(error))
+            raise kubeconfig.unusable(path, reason) from error
+    if complaints:
+        # A command for credentials that fails; without them nothing but a 401 would come.
+        raise kubeconfig.unusable(path, "; ".join(complaints))
+    kubeconfig.check_server(path, str(configuration.host))
 
 
 def _configuration_failure(error: Exception, *, call: Call | None = None) -> KubeError:
     prefix = f"{call}: " if call else ""
+    if isinstance(error, KubeError):
+        return KubeError(
+            error.code,
+            f"{prefix}{error.message}",
+            remedy=error.remedy,
+            retryable=error.retryable,
+            **error.fields,
+        )
     if type(error).__name__ == "ConfigException" or isinstance(error, (OSError, ValueError)):
         return KubeError(
             "DRA-API-CREDENTIALS",

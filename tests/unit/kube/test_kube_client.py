@@ -13,12 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dra.errors import KubeError
 from dra.kube.client import connect
 from dra.kube.connection import KubeOptions
 from dra.kube.resources import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
-from tests.unit.kube.tiny_api import Answer, Hang, Reset, Stall, status_body
+from tests.unit.kube.tiny_api import Answer, Hang, Reset, Stall, kubeconfig_text, status_body
 
 
 def a_slice(name: str = "s0", **spec: object) -> dict:
@@ -277,6 +278,75 @@ class TestCredentials:
         assert error.code == "DRA-API-CREDENTIALS"
         assert "none" in error.message
         assert "--kubeconfig" in error.remedy
+
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            ("just text", "it is plain text"),
+            ("- a", "it is a list"),
+            ("", "it is empty"),
+            ("a: [b", "it is not YAML"),
+            ("\0", "it is not YAML"),
+            ("clusters: {a: b}", "clusters is not a list"),
+            ("clusters: [a]", "clusters[0] has no name"),
+            ("clusters: [{name: c, cluster: {server: [a]}}]", "clusters[0] (c): server is not a text"),
+            ("{cluster: {}}", "the cluster of its current context has no server"),
+            ("{cluster: {server: ''}}", "has no server"),
+            (
+                "{user: {token: 'secret-token', auth-provider: {}}, cluster: {server: null}}",
+                "server is not a text",
+            ),
+            ("users: [{name: u, user: {token: secret-token]", "line 1"),
+            (
+                "current-context: m\ncontexts: [{name: m, context: {user: secret-token}}]",
+                "Expected key cluster",
+            ),
+            ("clusters: [{name: c, cluster: text}]", "cluster is not an object"),
+            ("users: [{name: u, user: text}]", "users[0] (u): user is not an object"),
+            ("kind: Config", "current-context"),
+            ("{user: {exec: {apiVersion: v1}}}", "missing key 'command'"),
+            ("{user: {exec: {apiVersion: v1, command: /no/such/program}}}", "/no/such/program"),
+            ("{user: {exec: {apiVersion: v1, command: 'false'}}}", "process returned 1"),
+            ("{user: {username: 5, password: 6}}", "TypeError"),
+            ("{cluster: {server: 'localhost'}}", "'localhost' is not a URL"),
+            ("{cluster: {server: 'http://127.0.0.1:port'}}", "is not a URL"),
+            ("{cluster: {server: 'https://127.0.0.1', certificate-authority: /no/such/ca}}", "/no/such/ca"),
+        ],
+    )
+    def test_a_kubeconfig_that_cannot_be_used_is_named_with_what_is_wrong(
+        self, tmp_path, capfd, text, says
+    ) -> None:
+        path = tmp_path / "the-config"
+        if text.startswith("{"):
+            parts = {
+                "user": {"token": "t"},
+                "cluster": {"server": "http://127.0.0.1:1"},
+                **yaml.safe_load(text),
+            }
+            text = yaml.safe_dump(
+                {
+                    "current-context": "main",
+                    "contexts": [{"name": "main", "context": {"cluster": "c", "user": "u"}}],
+                    "clusters": [{"name": "c", "cluster": parts["cluster"]}],
+                    "users": [{"name": "u", "user": parts["user"]}],
+                }
+            )
+        path.write_text(text)
+        error = the_error(lambda: connect(KubeOptions(kubeconfig=str(path))).get(NODES, "n1"))
+        assert error.code == "DRA-API-CREDENTIALS"
+        assert str(path) in error.message
+        assert says in error.message
+        assert "bug" not in error.remedy
+        assert "secret-token" not in str(error)
+        assert capfd.readouterr() == ("", "")
+
+    def test_a_cluster_that_is_not_the_contexts_may_lack_a_server(self, api, tmp_path) -> None:
+        content = yaml.safe_load(kubeconfig_text(api.url))
+        content["clusters"].append({"name": "spare", "cluster": {}})
+        path = tmp_path / "config"
+        path.write_text(yaml.safe_dump(content))
+        api.put("nodes", {"metadata": {"name": "n1"}})
+        assert connect(KubeOptions(kubeconfig=str(path))).get(NODES, "n1")["metadata"]["name"] == "n1"
 
 
 class TestPace:
