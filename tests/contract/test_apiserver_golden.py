@@ -38,7 +38,6 @@ MERGE = "application/merge-patch+json"
 RBAC = "the simulator has no authorisation and no Impersonate headers"
 PROTOBUF = "the simulator answers in JSON and YAML only"
 BUILD = "facts of the recorded build (commit, Go version, its start-up hooks)"
-OPENAPI2 = "OpenAPI v2 is not served; kubectl uses v3"
 CLAIM_CONTROLLER = "the claim controller is part of the simulated cluster, not of its API server"
 TAINT_CONTROLLER = "the device taint eviction controller is not simulated"
 DOWNSTREAM = "a config map that only the recorded fork has"
@@ -55,7 +54,6 @@ NOT_SIMULATED: dict[str, dict[int, str]] = {
     "discovery/legacy": {12: BUILD, 13: BUILD, 21: PROTOBUF, 29: BUILD},
     "discovery/aggregated": {0: "nodes/proxy and services/proxy are not served"},
     "discovery/aggregated-negotiation": {6: PROTOBUF, 13: PROTOBUF},
-    "discovery/openapi-documents": {1: OPENAPI2, 2: OPENAPI2},
     "generic/errors": {31: PROTOBUF, 32: PROTOBUF},
     "generic/auth": {1: BUILD, **dict.fromkeys((0, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 18, 21), RBAC)},
     "initial/initial": {2: "an empty list of images, written by a kubelet"},

@@ -1,4 +1,4 @@
-"""Discovery: `/api`, `/apis`, their aggregated form, `/version`, health, and `/openapi/v3`."""
+"""Discovery: `/api`, `/apis`, their aggregated form, `/version`, health, `/openapi/v2` and `/openapi/v3`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import base64
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from dra.sim.apiserver import openapi
+from dra.sim.apiserver import openapi, openapi_v2
 from dra.sim.apiserver.exchange import Request, Response, dump, text
-from dra.sim.apiserver.negotiate import clauses, negotiate, not_acceptable
+from dra.sim.apiserver.negotiate import clauses, negotiate, not_acceptable, router_not_acceptable
 from dra.sim.apiserver.registry import Resource
 from dra.sim.apiserver.status import method_not_allowed, no_such_resource
 
@@ -39,6 +39,8 @@ def answer(api: Api, request: Request) -> Response | None:
         return Response(200, dump(openapi.index(api.registry)), "text/plain; charset=utf-8")
     if path.startswith("/openapi/v3/"):
         return _openapi(api, path.removeprefix("/openapi/v3/"))
+    if path == "/openapi/v2":
+        return _openapi_v2(api, request)
     if path.startswith("/openapi"):
         raise no_such_resource()
     parts = path.strip("/").split("/")
@@ -242,3 +244,14 @@ def _openapi(api: Api, path: str) -> Response:
     if version not in api.registry.group_versions().get(group, []):
         raise no_such_resource()
     return Response(200, dump(openapi.document(api.registry, group, version)), headers={"Vary": "Accept"})
+
+
+def _openapi_v2(api: Api, request: Request) -> Response:
+    made = openapi_v2.document(api.registry)
+    vary = {"Vary": "Accept-Encoding"}
+    for media, _ in clauses(request.headers.get("accept") or "*/*"):
+        if media in openapi_v2.ASKED:
+            return Response(200, openapi_v2.encode(made), openapi_v2.PROTOBUF, vary)
+        if media in {"application/json", "application/*", "*/*"}:
+            return Response(200, dump(made), headers=vary)
+    raise router_not_acceptable()

@@ -69,6 +69,69 @@ def test_kubectl_hears_of_an_unknown_field_and_explains_the_known_ones(kubectl: 
     assert "firstAvailable" in kubectl("explain", "resourceclaim.spec.devices.requests").stdout
 
 
+def list_of(*items: Any) -> Any:
+    return {"apiVersion": "v1", "kind": "List", "items": list(items)}
+
+
+def test_kubectl_applies_a_list_and_hears_of_an_unknown_field_in_it(kubectl: Run) -> None:
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}}
+    settings = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "settings", "namespace": "team"},
+        "data": {"a": "b"},
+    }
+    first = kubectl("apply", "-f", "-", given=list_of(namespace, settings, SLICE))
+    assert first.stderr == ""
+    assert first.stdout.splitlines() == [
+        "namespace/team created", "configmap/settings created", "resourceslice.resource.k8s.io/s0 created",
+    ]  # fmt: skip
+    changed = {**settings, "data": {"c": "d"}}
+    again = kubectl("apply", "-f", "-", given=list_of(namespace, changed))
+    assert again.stdout.splitlines() == ["namespace/team unchanged", "configmap/settings configured"]
+    assert (
+        kubectl("get", "configmap", "settings", "-n", "team", "-o", "jsonpath={.data}").stdout == '{"c":"d"}'
+    )
+    refused = kubectl("apply", "-f", "-", given=list_of({**settings, "nope": 1}))
+    assert refused.returncode == 1
+    assert 'unknown field "nope"' in refused.stderr
+    on_the_server = kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", given=list_of(settings))
+    assert on_the_server.stdout == "configmap/settings serverside-applied\n"
+
+
+def test_kubectl_applies_a_list_of_custom_objects_beside_their_definition(kubectl: Run) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "spec": {
+                "type": "object",
+                "properties": {
+                    "size": {"x-kubernetes-int-or-string": True},
+                    "a": {"type": "string", "nullable": True},
+                },
+                "oneOf": [{"required": ["a"]}, {"required": ["size"]}],
+            },
+        },
+    }
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    definition = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "toys.example.com"},
+        "spec": {
+            "group": "example.com",
+            "scope": "Cluster",
+            "names": {"plural": "toys", "singular": "toy", "kind": "Toy", "listKind": "ToyList"},
+            "versions": [version],
+        },
+    }
+    made = kubectl("apply", "-f", "-", given=list_of(definition))
+    assert made.stdout == "customresourcedefinition.apiextensions.k8s.io/toys.example.com created\n"
+    toy = {"apiVersion": "example.com/v1", "kind": "Toy", "metadata": {"name": "t"}, "spec": {"size": 3}}
+    applied = kubectl("apply", "-f", "-", given=list_of(toy))
+    assert (applied.stdout, applied.stderr) == ("toy.example.com/t created\n", "")
+
+
 def test_kubectl_patches_waits_and_applies_on_the_server(kubectl: Run) -> None:
     request = {"name": "r", "exactly": {"deviceClassName": "c.example"}}
     claim = {
