@@ -296,11 +296,7 @@ def _configuration_failure(error: Exception, *, call: Call | None = None) -> Kub
     prefix = f"{call}: " if call else ""
     if isinstance(error, KubeError):
         return KubeError(
-            error.code,
-            f"{prefix}{error.message}",
-            remedy=error.remedy,
-            retryable=error.retryable,
-            **error.fields,
+            error.code, f"{prefix}{error.message}", remedy=error.remedy, retryable=error.retryable
         )
     if type(error).__name__ == "ConfigException" or isinstance(error, (OSError, ValueError)):
         return KubeError(
