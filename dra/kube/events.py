@@ -7,6 +7,7 @@ gets few events a minute, as from client-go (a burst of 25, then one in five min
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import queue
 import random
@@ -16,11 +17,12 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dra.errors import KubeError
+from dra.errors import HostError, KubeError
 from dra.kube.client import KubeClient
 from dra.kube.clock import Backoff, Clock, SystemClock, TokenBucket
 from dra.kube.resources import EVENTS
 from dra.telemetry.log import error_fields, get_logger
+from dra.telemetry.threads import start_thread
 
 EventType = Literal["Normal", "Warning"]
 # Source: client-go tools/record, the event spam filter and the limits of the API.
@@ -101,8 +103,11 @@ class EventRecorder:
             if self._stopped:
                 return
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="events", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="events", daemon=True)
+                # Without a thread the event waits for the next one's try.
+                with contextlib.suppress(HostError):
+                    start_thread(thread)
+                    self._thread = thread
         try:
             self._queue.put_nowait((about, type_, reason, message[:MAX_MESSAGE], self._clock.wall()))
         except queue.Full:

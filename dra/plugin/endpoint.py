@@ -9,7 +9,7 @@ import grpc
 
 from dra.health.feed import HealthFeed
 from dra.plugin.health_service import HealthService
-from dra.plugin.prepare_service import Engine, OnFailure, PrepareService, new_pool
+from dra.plugin.prepare_service import Engine, OnFailure, PrepareService
 from dra.plugin.registration import Registration
 from dra.plugin.server import SocketGuard, UnixServer, build_server
 from dra.plugin.sockets import SocketPaths, find_sockets_of, remove_stale
@@ -49,7 +49,6 @@ class Endpoint:
         self._prepare = PrepareService(engine, on_failure=on_failure)
         self._health = HealthService(feed)
         self._registration = Registration(driver, endpoint=sockets.service, on_status=on_status)
-        self._pool = new_pool()
         self._service_server = UnixServer(sockets.service, driver=driver, build=self._build_service)
         self._registration_server = self._registration.server(sockets.registration)
         self._registration_stopped = threading.Event()
@@ -85,7 +84,7 @@ class Endpoint:
         self._registration_stopped.wait(timeout=2.0)
         self._registration.shut()
         self._health.shut()
-        self._pool.shutdown(wait=False)
+        self._prepare.shut()
         return finished
 
     @property
@@ -94,4 +93,4 @@ class Endpoint:
         return self._service_server.present and self._registration_server.present
 
     def _build_service(self) -> grpc.Server:
-        return build_server((*self._prepare.methods(), *self._health.methods()), pool=self._pool)
+        return build_server((*self._prepare.methods(), *self._health.methods()), pool=self._prepare.pool)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 
 from dra.health.feed import DeviceCondition, HealthFeed
 from dra.pb.services import WATCH_HEALTH_V1, WATCH_HEALTH_V1ALPHA1, Method
+from dra.plugin.call_pool import CallPool
 from dra.plugin.server import Behaviour
 from dra.telemetry.log import get_logger
 
@@ -45,10 +45,11 @@ class HealthService:
         self._clock = clock
         self._slots = threading.BoundedSemaphore(max_streams)
         # Two threads more than streams: a stream too many is told so at once and does not wait in a queue.
-        self._pool = ThreadPoolExecutor(max_streams + 2, thread_name_prefix="health-stream")
+        self._pool = CallPool("health-stream", threads=max_streams + 2)
 
     def methods(self) -> tuple[tuple[Method, Behaviour], ...]:
         """Give the methods for a server."""
+        self._pool.open()
         return tuple((method, self._behaviour(method)) for method in (WATCH_HEALTH_V1, WATCH_HEALTH_V1ALPHA1))
 
     def shut(self) -> None:

@@ -6,16 +6,17 @@ A gRPC status is never used for a claim. Source: kubelet DRA manager, NodePrepar
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import grpc
 
 from dra.api.claim import ClaimRef
-from dra.errors import BugError, DraError
+from dra.errors import BugError, DraError, HostError
 from dra.pb.services import PREPARE_V1, PREPARE_V1BETA1, UNPREPARE_V1, UNPREPARE_V1BETA1, Method
+from dra.plugin.call_pool import CallPool
 from dra.plugin.server import Behaviour
 from dra.telemetry.log import bound, error_fields, get_logger
 
@@ -23,6 +24,17 @@ log = get_logger()
 
 # The kubelet shows an entry's error in an Event, which holds 1024 bytes with its own words in front.
 MAX_ERROR_CHARACTERS = 800
+# Prepares that are worked on at once: a call that waits for the lock of its GPU is one, too, and 16 GPUs may have four
+# claims each.
+MAX_PREPARES = 64
+# Prepares that wait for their turn have a thread as well, so that each is answered in time: more than a node's pods.
+MAX_PREPARE_THREADS = 320
+# An unprepare never waits for the API.
+MAX_UNPREPARE_THREADS = 32
+# How long a prepare waits for its turn. What follows may take some 20 s, and the kubelet gives up after 45.
+TURN_SECONDS = 20.0
+# How often a call that waits looks whether its caller is still there.
+_LOOK_SECONDS = 1.0
 
 
 class Prepared(Protocol):
@@ -56,18 +68,36 @@ OnFailure = Callable[[str, ClaimRef, DraError], None]
 class PrepareService:
     """The prepare methods of both versions; messages differ only in their classes and in `share_id`.
 
-    `on_failure` is told of each claim's failure: the verb, the claim, the error. It must not wait.
+    An API that hangs holds up prepares. Unprepares have threads of their own, so that pods end all the same, and
+    prepares are answered in the driver's words before the kubelet gives up, however many wait.
+
+    Args:
+        engine: does the work.
+        on_failure: told of each claim's failure: the verb, the claim, the error. It must not wait.
+        max_prepares: prepares with claims that are worked on at once.
+        turn_seconds: how long another one waits for its turn.
     """
 
-    def __init__(self, engine: Engine, *, on_failure: OnFailure = lambda _verb, _ref, _error: None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        on_failure: OnFailure = lambda _verb, _ref, _error: None,
+        max_prepares: int = MAX_PREPARES,
+        turn_seconds: float = TURN_SECONDS,
+    ) -> None:
         self._engine = engine
         self._on_failure = on_failure
+        self._turns = threading.BoundedSemaphore(max_prepares)
+        self._max_prepares, self._turn_seconds = max_prepares, turn_seconds
+        self._preparing = CallPool("prepare", threads=MAX_PREPARE_THREADS)
+        self.pool = CallPool("unprepare", threads=MAX_UNPREPARE_THREADS)
 
     def methods(self) -> tuple[tuple[Method, Behaviour], ...]:
-        """Give the methods for a server."""
+        """Give the methods for a server whose own pool is `pool`."""
+        self._preparing.open()
         return (
-            (PREPARE_V1, lambda request, context: self._prepare(PREPARE_V1, request, context)),
-            (PREPARE_V1BETA1, lambda request, context: self._prepare(PREPARE_V1BETA1, request, context)),
+            *((method, self._prepare_behaviour(method)) for method in (PREPARE_V1, PREPARE_V1BETA1)),
             (UNPREPARE_V1, lambda request, context: self._unprepare(UNPREPARE_V1, request, context)),
             (
                 UNPREPARE_V1BETA1,
@@ -75,26 +105,80 @@ class PrepareService:
             ),
         )
 
-    def _prepare(self, method: Method, request: Any, _context: grpc.ServicerContext) -> Any:
+    def shut(self) -> None:
+        """Let the threads go. Call after the server has stopped."""
+        self._preparing.shutdown()
+        self.pool.shutdown()
+
+    def _prepare_behaviour(self, method: Method) -> Behaviour:
+        def prepare(request: Any, context: grpc.ServicerContext) -> Any:
+            return self._prepare(method, request, context)
+
+        # Source: grpcio's per-method pool.
+        prepare.experimental_thread_pool = self._preparing  # type: ignore[attr-defined]
+        return prepare
+
+    def _prepare(self, method: Method, request: Any, context: grpc.ServicerContext) -> Any:
         response: Any = method.response()
-        outcomes = self._outcomes("prepare", request)
+        refs = _refs(request)
+        if not refs:
+            return response  # a probe
+        refusal = self._wait_for_turn(context)
+        if refusal is not None:
+            outcomes = self._refuse(refs, refusal)
+        else:
+            try:
+                outcomes = self._outcomes("prepare", refs)
+            finally:
+                self._turns.release()
         for uid, outcome in outcomes.items():
             _fill_prepared(response, uid, outcome, with_share_id=method is PREPARE_V1)
         return response
 
+    def _wait_for_turn(self, context: grpc.ServicerContext) -> DraError | None:
+        """Take a turn, which the caller gives back; an error if there is none in time or nobody waits any more."""
+        began = time.monotonic()
+        left = context.time_remaining()
+        # A caller with little time gets its answer within that.
+        patience = self._turn_seconds if left is None else min(self._turn_seconds, left / 2)
+        taken = False
+        while not taken and context.is_active() and (rest := began + patience - time.monotonic()) >= 0:
+            taken = self._turns.acquire(timeout=min(rest, _LOOK_SECONDS))
+        if not context.is_active():
+            if taken:
+                self._turns.release()
+            return _LEFT
+        if taken:
+            return None
+        return HostError(
+            "DRA-PREPARE-BUSY",
+            f"{self._max_prepares} other prepare calls of this node are still being worked on; "
+            f"this one had no turn within {patience:.0f} s",
+            remedy="The kubelet tries again by itself; the errors of the other pods say what holds them up, "
+            "most often an API server that does not answer this node.",
+        )
+
+    def _refuse(self, refs: Sequence[ClaimRef], error: DraError) -> dict[str, Any]:
+        for ref in refs:
+            if error is not _LEFT:
+                self._on_failure("prepare", ref, error)
+            log.warning(
+                "prepare_not_begun", **{"claim": str(ref), "claim_uid": ref.uid, **error_fields(error)}
+            )
+        return {ref.uid: error for ref in refs}
+
     def _unprepare(self, method: Method, request: Any, _context: grpc.ServicerContext) -> Any:
         response: Any = method.response()
-        for uid, error in self._outcomes("unprepare", request).items():
+        for uid, error in self._outcomes("unprepare", _refs(request)).items():
             entry = response.claims[uid]
             if error is not None:
                 entry.error = _text(error)
         return response
 
-    def _outcomes(self, verb: str, request: Any) -> dict[str, Any]:
-        """Ask the engine; gives what it answered for each claim of the request, and nothing else."""
-        refs = _refs(request)
+    def _outcomes(self, verb: str, refs: Sequence[ClaimRef]) -> dict[str, Any]:
+        """Ask the engine; gives what it answered for each of these claims, and nothing else."""
         if not refs:
-            return {}  # a probe
+            return {}
         with bound(rpc=verb, **_about(refs)):
             started = time.monotonic()
             answers = self._ask(self._engine.prepare if verb == "prepare" else self._engine.unprepare, refs)
@@ -130,6 +214,7 @@ class PrepareService:
 
 
 _MISSING = BugError("DRA-BUG", "the engine gave no answer for this claim", retryable=True)
+_LEFT = HostError("DRA-PREPARE-LEFT", "the kubelet gave this call up before it had its turn")
 
 
 def _refs(request: Any) -> list[ClaimRef]:
@@ -165,11 +250,3 @@ def _fill_prepared(
 def _text(error: DraError) -> str:
     text = str(error)
     return text if len(text) <= MAX_ERROR_CHARACTERS else text[: MAX_ERROR_CHARACTERS - 3] + "..."
-
-
-def new_pool(threads: int = 64) -> ThreadPoolExecutor:
-    """Give the pool of the service server: threads are made when needed. Pods are prepared in parallel.
-
-    A call that waits for the lock of its GPU has a thread too: 16 GPUs with four claims each.
-    """
-    return ThreadPoolExecutor(threads, thread_name_prefix="service")

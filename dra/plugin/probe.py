@@ -8,7 +8,6 @@ says what is missing in the trailing metadata `dra-missing`. Source: the gRPC he
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -16,6 +15,7 @@ import grpc
 from dra.errors import HostError
 from dra.pb.grpc_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from dra.pb.services import GET_INFO, HEALTH_CHECK, PREPARE_V1, Method
+from dra.plugin.call_pool import CallPool
 from dra.plugin.readiness import Readiness
 from dra.plugin.server import build_server
 from dra.telemetry.log import get_logger
@@ -58,7 +58,7 @@ class Probe:
     def __init__(self, *, registration: Path, service: Path, readiness: Readiness) -> None:
         self._sockets = ((registration, GET_INFO), (service, PREPARE_V1))
         self._readiness = readiness
-        self._pool = ThreadPoolExecutor(4, thread_name_prefix="probe")
+        self._pool = CallPool("probe", threads=4)
         self._server: grpc.Server | None = None
         self.port = 0
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 
 from dra.pb.registration_pb2 import InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse
 from dra.pb.services import GET_INFO, NOTIFY_REGISTRATION_STATUS, PLUGIN_TYPE, SUPPORTED_VERSIONS
+from dra.plugin.call_pool import CallPool
 from dra.plugin.server import UnixServer, build_server
 from dra.telemetry.log import get_logger
 
@@ -36,7 +36,7 @@ class Registration:
         )
         self._on_status = on_status
         # Two kubelet calls and a probe may come at once; nothing here waits for anything.
-        self._pool = ThreadPoolExecutor(4, thread_name_prefix="registration")
+        self._pool = CallPool("registration", threads=4)
 
     def server(self, path: Path) -> UnixServer:
         """Give the server of this service at `path`, with a pool that nothing else uses."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import grpc
 
 from dra.errors import HostError
 from dra.pb.services import Method
+from dra.plugin.call_pool import CallPool
 from dra.plugin.sockets import hidden_path, inode_of, refuses, unlink_own
 from dra.telemetry.log import get_logger
 
@@ -23,9 +23,11 @@ log = get_logger()
 
 # A prepare request names the claims of one pod: a mebibyte holds thousands.
 MAX_MESSAGE_BYTES = 1 << 20
-# The kubelet keeps one connection with one call per starting pod and one health stream.
-MAX_STREAMS_PER_CONNECTION = 64
-MAX_CONCURRENT_CALLS = 128
+# The kubelet keeps one connection with one call per pod that starts or ends and one health stream. A full house of
+# pods that wait to start must leave room for those that end: beyond these limits a call waits at the kubelet, or is
+# refused in words of gRPC's.
+MAX_STREAMS_PER_CONNECTION = 512
+MAX_CONCURRENT_CALLS = 1024
 # A client that connects and says nothing is dropped after this time.
 HANDSHAKE_TIMEOUT_MS = 5000
 
@@ -45,8 +47,13 @@ SERVER_OPTIONS = (
 Behaviour = Callable[[Any, grpc.ServicerContext], Any]
 
 
-def build_server(methods: Iterable[tuple[Method, Behaviour]], *, pool: ThreadPoolExecutor) -> grpc.Server:
-    """Make a server of these methods, not yet bound nor started; `pool` runs all but behaviours with their own."""
+def build_server(methods: Iterable[tuple[Method, Behaviour]], *, pool: CallPool) -> grpc.Server:
+    """Make a server of these methods, not yet bound nor started; `pool` runs all but behaviours with their own.
+
+    Raises:
+        HostError: DRA-HOST-NO-THREADS.
+    """
+    pool.open()
     server = grpc.server(
         pool, options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS, compression=None
     )

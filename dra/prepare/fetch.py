@@ -15,7 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 from dra.api.claim import ClaimRef, claim_not_found
-from dra.errors import KubeError
+from dra.errors import HostError, KubeError
 from dra.prepare.model import ClaimSource, says_gone
 from dra.prepare.workers import WorkerPool
 
@@ -82,9 +82,12 @@ class ClaimFetcher:
         with self._mutex:
             future, began = self._background.get(ref.uid, (None, time.monotonic()))
             if future is None:
-                future = self._pool.submit(
-                    lambda: self._source.get(ref.namespace, ref.name, _BACKGROUND_SECONDS)
-                )
+                try:
+                    future = self._pool.submit(
+                        lambda: self._source.get(ref.namespace, ref.name, _BACKGROUND_SECONDS)
+                    )
+                except HostError:  # the system gives no thread: the record will do
+                    return None
                 self._background[ref.uid] = future, began
                 future.add_done_callback(lambda ended: self._forget(ref.uid, ended))
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -179,3 +180,20 @@ def test_stop_writes_what_is_queued(api: TinyApi, client: KubeClient) -> None:
     recorder.emit(CLAIM, "Normal", "Late", "after the end")
     recorder.stop()
     assert len(api.all("events")) == 5
+
+
+def test_an_event_for_which_there_was_no_thread_is_written_with_the_next(
+    api: TinyApi, recorder: EventRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "events":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    recorder.emit(CLAIM, "Normal", "Prepared", "gpu-0")
+    monkeypatch.setattr(threading.Thread, "start", start)
+    recorder.emit(CLAIM, "Normal", "Prepared", "gpu-1")
+    settled(api, lambda: [event["message"] for event in api.all("events")] == ["gpu-0", "gpu-1"])

@@ -9,8 +9,8 @@ import pytest
 
 from dra.health.feed import DeviceCondition, HealthFeed
 from dra.pb.services import PREPARE_V1, WATCH_HEALTH_V1, WATCH_HEALTH_V1ALPHA1
+from dra.plugin.call_pool import CallPool
 from dra.plugin.health_service import HealthService
-from dra.plugin.prepare_service import new_pool
 from dra.plugin.server import UnixServer, build_server
 
 GOOD = (DeviceCondition("node-a", "gpu-0"), DeviceCondition("node-a", "gpu-1"))
@@ -22,7 +22,7 @@ def serve(short_dir):
     made = []
 
     def make(feed, **options):
-        service, pool = HealthService(feed, **options), new_pool()
+        service, pool = HealthService(feed, **options), CallPool("service", threads=4)
         server = UnixServer(
             short_dir / "h.sock", driver="d", build=lambda: build_server(service.methods(), pool=pool)
         )

@@ -89,6 +89,14 @@ def test_a_claim_that_cannot_be_read_for_want_of_a_thread_is_told_so_and_the_nex
     assert node.the_engine.prepare([ref])[ref.uid][0].device == "gpu-1"
 
 
+def test_a_recorded_claim_is_answered_without_a_thread_for_the_api(node, scarcity):
+    scarcity.on = False
+    ref = node.claim(1, "gpu-1")
+    first = node.the_engine.prepare([ref])[ref.uid]
+    scarcity.on = True
+    assert node.restart().prepare([ref])[ref.uid] == first
+
+
 def test_pods_end_while_every_thread_of_the_prepares_waits_for_the_api(node):
     known = [node.claim(number, f"gpu-{number}") for number in range(2)]
     node.the_engine.prepare(known)
