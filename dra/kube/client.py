@@ -13,8 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from dra.api.versions import GROUP, from_v1, to_v1
+from dra.api.versions import GROUP, from_v1
 from dra.errors import KubeError
+from dra.kube.answers import bad_answer, check_deletion, checked_items, checked_object
 from dra.kube.clock import Clock, SystemClock, TokenBucket
 from dra.kube.connection import Connection, KubeOptions
 from dra.kube.failures import Call
@@ -111,9 +112,8 @@ class KubeClient:
         items: list[Json] = []
         while True:
             document, version = self._request(target, "GET", query=query, timeout_seconds=timeout_seconds)
-            found = document.get("items") or []
-            items.extend(_received(resource, item, version) for item in found)
-            metadata = document.get("metadata") or {}
+            items.extend(checked_items(target.call, resource, document, version=version))
+            metadata = document["metadata"]
             if not metadata.get("continue"):
                 return ObjectList(tuple(items), str(metadata.get("resourceVersion") or ""))
             # The server refuses a resourceVersion beside a continue token, which holds one.
@@ -157,7 +157,7 @@ class KubeClient:
                 answer,
                 call=target.call,
                 connection=self._connection,
-                received=lambda obj: _received(resource, obj, version),
+                received=lambda obj: checked_object(target.call, resource, obj, version=version),
                 inactivity_seconds=inactivity_seconds,
             )
 
@@ -266,7 +266,10 @@ class KubeClient:
             grace_period_seconds=grace_period_seconds,
             dry_run=dry_run,
         )
-        self._request(target, "DELETE", body=options, convert=False, timeout_seconds=timeout_seconds)
+        document, _ = self._request(
+            target, "DELETE", body=options, convert=False, timeout_seconds=timeout_seconds
+        )
+        check_deletion(target.call, resource, document)
 
     def delete_collection(
         self,
@@ -280,7 +283,7 @@ class KubeClient:
     ) -> None:
         """Delete all objects that the selectors choose."""
         target = _Target("deletecollection", resource, None, namespace)
-        self._request(
+        document, _ = self._request(
             target,
             "DELETE",
             query=_selectors(label_selector, field_selector),
@@ -288,6 +291,7 @@ class KubeClient:
             convert=False,
             timeout_seconds=timeout_seconds,
         )
+        check_deletion(target.call, resource, document)
 
     # -- the server --------------------------------------------------------------------------------
 
@@ -311,7 +315,7 @@ class KubeClient:
 
     def _object(self, target: _Target, method: str, **options: Any) -> Json:
         document, version = self._request(target, method, **options)
-        return _received(target.resource, document, version)
+        return checked_object(target.call, target.resource, document, version=version)
 
     def _request(
         self,
@@ -382,9 +386,9 @@ class KubeClient:
         try:
             document = json.loads(text)
         except ValueError as error:
-            raise _bad_answer(call, text) from error
+            raise _no_object(call, text) from error
         if not isinstance(document, dict):
-            raise _bad_answer(call, text)
+            raise _no_object(call, text)
         return document
 
     def _get_json(self, call: Call, path: str) -> Json:
@@ -460,16 +464,6 @@ def _sent(resource: Resource, body: Mapping[str, Any], version: str, *, needs_ve
     return document
 
 
-def _received(resource: Resource, document: Json, version: str) -> Json:
-    if resource.group == GROUP and document.get("kind") != "Status":
-        return to_v1(document, version=version, kind=resource.kind)
-    return document
-
-
-def _bad_answer(call: Call, text: bytes) -> KubeError:
+def _no_object(call: Call, text: bytes) -> KubeError:
     shown = text[:80].decode("utf-8", "replace")
-    return KubeError(
-        "DRA-API-BAD-ANSWER",
-        f"{call}: the answer is not a JSON object: {shown!r}",
-        remedy="Check that no proxy stands between this node and the API server.",
-    )
+    return bad_answer(call, f"the answer is not a JSON object: {shown!r}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dra.errors import KubeError
+from dra.kube.answers import bad_answer, checked_bookmark
 from dra.kube.connection import Connection, lines_of
 from dra.kube.failures import Call, failure_from_status
 
@@ -87,11 +88,11 @@ class WatchStream:
             kind, obj = str(document["type"]), document["object"]
         except (ValueError, KeyError, TypeError) as error:
             shown = line[:80].decode("utf-8", "replace")
-            raise KubeError(
-                "DRA-API-BAD-ANSWER",
-                f"{self._call}: {shown!r} is not a watch event",
-                remedy="It is tried again.",
-            ) from error
+            raise bad_answer(self._call, f"{shown!r} is not a watch event") from error
         if kind == "ERROR":
             raise failure_from_status(self._call, obj if isinstance(obj, dict) else {})
-        return WatchEvent(kind, self._received(obj) if kind != "BOOKMARK" else obj)
+        if kind == "BOOKMARK":
+            return WatchEvent(kind, checked_bookmark(self._call, obj))
+        if kind not in ("ADDED", "MODIFIED", "DELETED"):
+            raise bad_answer(self._call, f"{kind[:80]!r} is no type of a watch event")
+        return WatchEvent(kind, self._received(obj))

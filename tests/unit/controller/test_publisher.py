@@ -450,6 +450,18 @@ class TestFaults:
         until(lambda: publisher.ready)
         assert api.all(SLICES)[0]["metadata"]["ownerReferences"][0]["uid"] == "late"
 
+    @pytest.mark.parametrize("body", [{}, {"message": "welcome"}, status_body(200, "", "hello")], ids=repr)
+    def test_a_stranger_in_place_of_the_server_is_an_error_with_a_name_and_no_bug(
+        self, api, publishing, body
+    ) -> None:
+        api.faults.append(lambda request: Answer(200, body) if request.plural else None)
+        publisher = publishing(pool("gpu-0"), clock=FakeClock())
+        until(lambda: publisher.status().failures > 2)
+        assert publisher.status().last_error.code == "DRA-API-BAD-ANSWER"
+        api.faults.clear()
+        until(lambda: publisher.ready)
+        assert published(api) == (1, ["gpu-0"])
+
     def test_a_name_that_somebody_else_uses_is_given_up(self, api, publishing) -> None:
         spec = {
             "driver": "x.example.com",

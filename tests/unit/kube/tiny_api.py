@@ -251,7 +251,7 @@ class TinyApi:
             body = to_v1(body, version=version, kind=kind)
 
         def out(obj: dict) -> dict:
-            return from_v1(obj, version=version, kind=kind) if "resource" in plural else obj
+            return _shown(obj, plural, version)
 
         if request.method == "GET" and not name:
             items = [
@@ -340,11 +340,15 @@ class TinyApi:
                     since = at
                     key = (kind, obj["metadata"].get("namespace", ""), obj["metadata"]["name"])
                     if self._chosen(key, obj, request, plural, ""):
-                        shown = (
-                            from_v1(obj, version=version, kind=KINDS[plural]) if "resource" in plural else obj
-                        )
-                        send({"type": event, "object": shown})
+                        send({"type": event, "object": _shown(obj, plural, version)})
                 self._changed.wait(min(0.05, max(0.0, end - time.monotonic())))
+
+
+def _shown(obj: dict, plural: str, version: str) -> dict:
+    """Give an object as the server shows it: always with its kind."""
+    group = "resource.k8s.io/" if plural in ("resourceslices", "resourceclaims", "deviceclasses") else ""
+    shown = {"apiVersion": f"{group}{version}", **obj, "kind": KINDS[plural]}
+    return from_v1(shown, version=version, kind=KINDS[plural]) if "resource" in plural else shown
 
 
 def _merge(target: dict, patch: dict) -> None:
