@@ -17,7 +17,19 @@ GROUP = "resource.k8s.io"
 # Newest first: the order in which a client prefers them.
 VERSIONS = ("v1", "v1beta2", "v1beta1")
 
+# The releases of Kubernetes that this driver works with.
+OLDEST_KUBERNETES, NEWEST_KUBERNETES = (1, 32), (1, 37)
+# The release since which a server serves a version once the group is on. Source: KEP-4381, API life cycle.
+_SINCE = (("v1", (1, 34)), ("v1beta2", (1, 33)), ("v1beta1", (1, 32)))
+
 Json = dict[str, Any]
+
+
+def best_version(kubernetes: tuple[int, int]) -> str | None:
+    """Give the newest version that a server of this release serves; None for releases this driver does not know."""
+    if not OLDEST_KUBERNETES <= kubernetes <= NEWEST_KUBERNETES:
+        return None
+    return next(version for version, since in _SINCE if kubernetes >= since)
 
 
 def to_v1(obj: Mapping[str, Any], *, version: str, kind: str) -> Json:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dra.errors import ConfigError
+from dra.values import is_dns_subdomain
 
 _FORMATS = ("table", "wide", "json", "yaml", "slices")
 
@@ -40,7 +41,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--simulate", metavar="PROFILE", help="show a simulated machine, such as dgx-h100")
     parser.add_argument("--profiles", action="store_true", help="read the MIG profiles of each GPU too")
-    parser.add_argument("--node-name", default=os.environ.get("NODE_NAME"), help="name for -o slices")
+    parser.add_argument("--node-name", default=os.environ.get("NODE_NAME") or None, help="name for -o slices")
     parser.add_argument("--driver-name", default="gpu.nvidia.com", help="driver for -o slices")
     parser.add_argument(
         "--kubernetes-version", metavar="X.Y", help="shape -o slices for this server (default: the newest)"
@@ -56,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
     configure(level="error", console=True)
     features = _features(args.kubernetes_version)
+    _check_names(args)
     with _node(args) as (paths, library, default_name):
         from dra.nvml.node import session_of
 
@@ -68,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         inventory, node_name=args.node_name or default_name, features=features, driver=args.driver_name
     )
     if args.output == "slices":
-        _print_slices(pool)
+        _print_slices(pool, features.version)
     elif args.output == "json":
         print(json.dumps(as_json(inventory), indent=2, ensure_ascii=False))
     elif args.output == "yaml":
@@ -87,12 +89,11 @@ def _node(args: argparse.Namespace) -> Iterator[tuple[Any, Callable[[], object] 
     """Give (paths, simulated library or None, node name). A simulated tree is gone afterwards."""
     from dra.host.paths import HostPaths
 
-    if not args.simulate:
-        yield (
-            HostPaths(host_root=Path(args.host_root), driver_root=_driver_root(args)),
-            None,
-            socket.gethostname().lower(),
-        )
+    if args.simulate is None:
+        name = socket.gethostname().lower()
+        if args.output == "slices" and args.node_name is None:
+            _check_node_name(name, "the name of this host")
+        yield HostPaths(host_root=Path(args.host_root), driver_root=_driver_root(args)), None, name
         return
     from dra.sim.node import SimulatedNode
 
@@ -122,17 +123,46 @@ def _driver_root(args: argparse.Namespace) -> Path:
     return Path(args.host_root) / at_host.lstrip("/")
 
 
+def _check_names(args: argparse.Namespace) -> None:
+    if args.node_name is not None:
+        _check_node_name(args.node_name, "--node-name")
+    if not is_dns_subdomain(args.driver_name, limit=63):
+        raise ConfigError(
+            "DRA-CLI-DRIVER-NAME",
+            f"--driver-name {args.driver_name!r} is not the name of a driver",
+            remedy="A driver's name is a DNS name in lower case, at most 63 characters, such as gpu.nvidia.com.",
+        )
+
+
+def _check_node_name(name: str, what: str) -> None:
+    if not is_dns_subdomain(name):
+        raise ConfigError(
+            "DRA-CLI-NODE-NAME",
+            f"{what} {name[:300]!r} is not the name of a node",
+            remedy="Give --node-name as kubectl get nodes shows it: a DNS name in lower case, at most 253 characters.",
+        )
+
+
 def _features(version: str | None) -> Any:
+    from dra.api.versions import NEWEST_KUBERNETES, OLDEST_KUBERNETES, best_version
     from dra.slices.features import NEWEST, ServerFeatures
 
     if version is None:
         return NEWEST
-    match = re.fullmatch(r"v?(\d+)\.(\d+)(?:\..*)?", version)
+    match = re.fullmatch(r"v?(\d{1,9})\.(\d{1,9})(?:[.+-].*)?", version, re.ASCII)
     if match is None:
         raise ConfigError(
             "DRA-CLI-VERSION", f"{version!r} is no Kubernetes version", remedy="Write it as 1.36."
         )
-    return ServerFeatures.of_version(int(match[1]), int(match[2]))
+    asked = (int(match[1]), int(match[2]))
+    if best_version(asked) is None:
+        oldest, newest = (".".join(map(str, each)) for each in (OLDEST_KUBERNETES, NEWEST_KUBERNETES))
+        raise ConfigError(
+            "DRA-CLI-VERSION",
+            f"Kubernetes {version} is not supported by this driver",
+            remedy=f"Give a version from {oldest} to {newest}.",
+        )
+    return ServerFeatures.of_version(*asked)
 
 
 def _print_table(inventory: Any, *, wide: bool) -> None:
@@ -151,19 +181,20 @@ def _print_columns(lines: Sequence[Sequence[str]]) -> None:
         print("   ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def _print_slices(pool: Any) -> None:
+def _print_slices(pool: Any, kubernetes: tuple[int, int]) -> None:
+    from dra.api.versions import VERSIONS, best_version, from_v1
     from dra.controller.shape import PoolIdentity, contents_of, slice_body, slice_name, slice_spec
 
     identity = PoolIdentity(pool.driver, pool.node_name, pool.pool_name)
     contents = contents_of(pool)
+    version = best_version(kubernetes) or VERSIONS[0]
+
+    def manifest(index: int, content: dict[str, Any]) -> dict[str, Any]:
+        spec = slice_spec(identity, content, generation=1, count=len(contents))
+        return _without_owner(slice_body(identity, slice_name(identity, index), spec))
+
     _print_yaml(
-        _without_owner(
-            slice_body(
-                identity,
-                slice_name(identity, index),
-                slice_spec(identity, content, generation=1, count=len(contents)),
-            )
-        )
+        from_v1(manifest(index, content), version=version, kind="ResourceSlice")
         for index, content in enumerate(contents)
     )
 

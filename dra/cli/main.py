@@ -7,6 +7,8 @@ Only the chosen command's module is imported. A command module has `add_parser(s
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import importlib
 import os
 import sys
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dra import __version__
-from dra.errors import ConfigError, DraError
+from dra.errors import ConfigError, DraError, HostError
 
 # name -> (module, one line of help)
 COMMANDS = {
@@ -28,6 +30,8 @@ COMMANDS = {
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+# What a write to a file without name, stdout, can end with.
+_OUTPUT_FAILED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,6 +41,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     may give codes of its own.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _run(words)
+        finally:
+            # Now, and not when the interpreter ends, where it could only complain. None: stdout was closed by the caller.
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader (head, less) has enough. Python would complain once more at exit.
+        _drop_output()
+        return EXIT_ERROR
+    except OSError as error:
+        if error.filename is not None or error.errno not in _OUTPUT_FAILED:
+            raise
+        _drop_output()
+        print_error(
+            HostError(
+                "DRA-CLI-OUTPUT",
+                f"cannot write the output: {error.strerror}",
+                remedy="It is not complete. Free space, or send it somewhere else.",
+            )
+        )
+        return EXIT_ERROR
+
+
+def _run(words: Sequence[str]) -> int:
     parser = _parser(words)
     args = parser.parse_args(words)
     run = getattr(args, "run", None)
@@ -44,18 +74,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return EXIT_USAGE
     try:
-        code = int(run(args))
-        sys.stdout.flush()
-        return code
+        return int(run(args))
     except DraError as error:
         print_error(error)
         return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader (head, less) has enough. Python would complain once more at exit.
+
+
+def _drop_output() -> None:
+    """Send what is still to be written nowhere."""
+    with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_ERROR
 
 
 def print_error(error: DraError) -> None:

@@ -108,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser, environment: Mapping[str, str
         "--v",
         dest="verbosity",
         type=int,
-        default=int(environment.get("LOG_VERBOSITY") or 0),
+        default=environment.get("LOG_VERBOSITY") or "0",
         help=argparse.SUPPRESS,
     )
     for name, variable in _NO_EFFECT:

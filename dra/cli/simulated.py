@@ -29,6 +29,13 @@ def simulated_machine(settings: PluginSettings) -> Machine:
         node = SimulatedNode(settings.simulate, settings.host_root)
     except (KeyError, ValueError) as error:
         raise ConfigError("DRA-FLAG-SIMULATE", f"--simulate {settings.simulate}: {error}") from error
+    except OSError as error:
+        raise ConfigError(
+            "DRA-FLAG-HOST-ROOT",
+            f"--host-root {settings.host_root} cannot hold the files of a simulated node: "
+            f"{error.strerror or error} ({error.filename or settings.host_root})",
+            remedy="Give --host-root a directory, or a name for one, where this user may write.",
+        ) from error
     more: dict[str, Any] = node.paths_kwargs()
     if settings.driver_root_host != "/":
         # For a real container runtime, which mounts the simulated files from where they really are.

@@ -21,6 +21,13 @@ MIG_MODES: tuple[MigMode, ...] = ("dynamic", "static", "none")
 NVML_HOLDS = ("auto", "always", "never")
 EXPOSURES = ("auto", "hooks", "soname", "ld-library-path")
 
+# From and to. One look a second is what a GPU's driver stands; a day is never.
+_INTERVAL_SECONDS = (1.0, 86_400.0)
+_JITTER_SECONDS = (0.0, 3_600.0)
+# 0: no limit.
+_QPS = (0.0, 10_000.0)
+_BURST = (1, 10_000)
+
 # NVIDIA's gates. True: what it asks for is built in here and `=true` is how things are.
 GATES: Mapping[str, bool] = {
     "TimeSlicingSettings": True,
@@ -107,18 +114,29 @@ def check_settings(settings: PluginSettings) -> None:
         )
     if not is_dns_subdomain(settings.node_name):
         raise ConfigError(
-            "DRA-FLAG-NODE-NAME", f"--node-name {settings.node_name!r} is not the name of a node"
+            "DRA-FLAG-NODE-NAME",
+            f"--node-name {settings.node_name[:300]!r} is not the name of a node",
+            remedy="Give it as kubectl get nodes shows it: a DNS name in lower case, at most 253 characters.",
         )
     if not is_dns_subdomain(settings.driver_name, limit=63):
         raise ConfigError(
             "DRA-FLAG-DRIVER-NAME",
-            f"--driver-name {settings.driver_name!r} is not a DNS name of at most 63 characters",
+            f"--driver-name {settings.driver_name[:300]!r} is not a DNS name of at most 63 characters",
+            remedy=f"Leave it out for {DRIVER_NAME}, or give a DNS name in lower case.",
         )
     # Source: pods' UIDs; mirror pods have ones without dashes.
     if settings.pod_uid and not is_dns_label(settings.pod_uid):
-        raise ConfigError("DRA-FLAG-POD-UID", f"POD_UID {settings.pod_uid!r} is not the UID of a pod")
+        raise ConfigError(
+            "DRA-FLAG-POD-UID",
+            f"POD_UID {settings.pod_uid[:300]!r} is not the UID of a pod",
+            remedy="Set it from metadata.uid through the downward API, or not at all.",
+        )
     if settings.healthcheck_port > 65535:
-        raise ConfigError("DRA-FLAG-PORT", f"--healthcheck-port {settings.healthcheck_port} is not a port")
+        raise ConfigError(
+            "DRA-FLAG-PORT",
+            f"--healthcheck-port {settings.healthcheck_port} is not a port",
+            remedy="Use 1 to 65535, 0 for any that is free, or a negative number for none.",
+        )
     # argparse does not check choices that come from the environment.
     for name, value, allowed in (
         ("--nvml-hold", settings.nvml_hold, NVML_HOLDS),
@@ -129,10 +147,19 @@ def check_settings(settings: PluginSettings) -> None:
             raise ConfigError(
                 "DRA-FLAG-VALUE", f"{name} cannot be {value!r}", remedy=f"Use one of {', '.join(allowed)}."
             )
-    if settings.inventory_interval_seconds < 1:
-        raise ConfigError(
-            "DRA-FLAG-INTERVAL", "--inventory-interval must be at least 1 second", remedy="Use 30 or more."
-        )
+    for name, number, (least, most) in (
+        ("--inventory-interval", settings.inventory_interval_seconds, _INTERVAL_SECONDS),
+        ("--start-jitter", settings.start_jitter_seconds, _JITTER_SECONDS),
+        ("--kube-api-qps", settings.kube_qps, _QPS),
+        ("--kube-api-burst", settings.kube_burst, _BURST),
+    ):
+        # Not a number is in no range.
+        if not least <= number <= most:
+            raise ConfigError(
+                "DRA-FLAG-RANGE",
+                f"{name} cannot be {str(number)[:40]}",
+                remedy=f"Use a number from {least:g} to {most:g}.",
+            )
 
 
 def mig_mode_of(asked: str, gates: Mapping[str, bool]) -> MigMode:

@@ -107,7 +107,12 @@ def test_the_driver_root_of_the_plugins_container_is_the_default(capsys, tmp_pat
             ("--simulate", "no-such-machine"),
             "error: DRA-CLI-PROFILE: there is no machine profile 'no-such-machine'",
         ),
+        (("--simulate", ""), "error: DRA-CLI-PROFILE"),
         (("--simulate", "t4-x1", "--kubernetes-version", "new"), "error: DRA-CLI-VERSION"),
+        (("--simulate", "t4-x1", "--node-name", "Node_A"), "error: DRA-CLI-NODE-NAME: --node-name 'Node_A'"),
+        (("--simulate", "t4-x1", "--node-name", ""), "error: DRA-CLI-NODE-NAME"),
+        (("--simulate", "t4-x1", "--node-name", "n" * 254), "error: DRA-CLI-NODE-NAME"),
+        (("--simulate", "t4-x1", "--driver-name", "Driver"), "error: DRA-CLI-DRIVER-NAME"),
     ],
 )
 def test_wrong_words_are_an_error_with_a_remedy(capsys, words, says):
@@ -115,6 +120,70 @@ def test_wrong_words_are_an_error_with_a_remedy(capsys, words, says):
     assert (code, out) == (2, "")
     assert err.startswith(says)
     assert len(err.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("kubernetes", "version"),
+    [
+        ("1.32", "v1beta1"),
+        ("v1.32.4-eks-1", "v1beta1"),
+        ("1.33", "v1beta2"),
+        ("1.34.1", "v1"),
+        ("1.37", "v1"),
+    ],
+)
+def test_slices_have_the_newest_version_that_the_server_serves(capsys, kubernetes, version):
+    words = ("--simulate", "t4-x1", "-o", "slices", "--kubernetes-version", kubernetes)
+    code, out, _ = run(capsys, "inventory", *words)
+    assert code == 0
+    (manifest,) = yaml.safe_load_all(out)
+    assert manifest["apiVersion"] == f"resource.k8s.io/{version}"
+    (device,) = manifest["spec"]["devices"]
+    assert (device["basic"] if version == "v1beta1" else device)["attributes"]["type"] == {"string": "gpu"}
+    assert ("basic" in device) == (version == "v1beta1")
+
+
+@pytest.mark.parametrize("kubernetes", ["1.30", "1.31.9", "1.38", "2.0", "0.1", "1.999999999"])
+def test_a_kubernetes_that_is_not_supported_is_refused_with_the_range(capsys, kubernetes):
+    words = ("--simulate", "t4-x1", "-o", "slices", "--kubernetes-version", kubernetes)
+    code, out, err = run(capsys, "inventory", *words)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: DRA-CLI-VERSION: Kubernetes {kubernetes} is not supported")
+    assert "from 1.32 to 1.37" in err
+
+
+def test_a_host_whose_name_is_no_nodes_name_asks_for_one(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: "my_host")
+    monkeypatch.delenv("NODE_NAME", raising=False)
+    words = ("inventory", "--host-root", str(tmp_path), "--driver-root", str(tmp_path))
+    code, out, err = run(capsys, *words, "-o", "slices")
+    assert (code, out) == (2, "")
+    assert "the name of this host 'my_host'" in err
+    assert "--node-name" in err
+    # The table does not need it.
+    assert "0 GPUs" in run(capsys, *words)[1]
+
+
+@pytest.mark.parametrize("output", ["table", "json", "slices"])
+def test_a_full_disk_under_the_output_is_an_error_and_no_traceback(output):
+    words = [sys.executable, "-m", "dra.cli.main", "inventory", "--simulate", "a2-megagpu-16g", "-o", output]
+    with open("/dev/full", "wb") as full:  # noqa: PTH123
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert (
+        done.stderr.splitlines()[0]
+        == "error: DRA-CLI-OUTPUT: cannot write the output: No space left on device"
+    )
+    assert len(done.stderr.splitlines()) == 2
+
+
+def test_an_error_of_another_file_is_not_taken_for_one_of_the_output(monkeypatch):
+    def fail(_args):
+        raise OSError(28, "No space left on device", "/some/file")
+
+    monkeypatch.setattr("dra.cli.inventory.run", fail)
+    with pytest.raises(OSError, match="/some/file"):
+        main(["inventory"])
 
 
 def test_something_wrong_with_one_gpu_is_told_by_the_exit_code(capsys, monkeypatch):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dra.cli.plugin import add_arguments, add_parser, settings_from
+from dra.cli.simulated import simulated_machine
 from dra.errors import ConfigError
 from dra.plugin.machine import host_paths
 from dra.plugin.settings import gates_without_effect, parse_crash_point, parse_gates
@@ -111,7 +112,7 @@ def test_a_simulated_node_has_everything_below_its_root(tmp_path):
         (["--driver-name=UPPER.example"], "DRA-FLAG-DRIVER-NAME"),
         (["--driver-name=" + "d" * 64], "DRA-FLAG-DRIVER-NAME"),
         (["--healthcheck-port=65536"], "DRA-FLAG-PORT"),
-        (["--inventory-interval=0"], "DRA-FLAG-INTERVAL"),
+        (["--node-name=" + "n" * 254], "DRA-FLAG-NODE-NAME"),
         (["--additional-xids-to-ignore=a"], "DRA-FLAG-XIDS"),
         (["--feature-gates=Nonsense=true"], "DRA-FEATURE-GATE"),
         (["--feature-gates=DynamicMIG"], "DRA-FEATURE-GATE"),
@@ -122,6 +123,73 @@ def test_what_cannot_work_is_refused_with_a_code(arguments, code):
     with pytest.raises(ConfigError) as caught:
         read(*arguments)
     assert caught.value.code == code
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        (["--node-name=" + "n" * 254], "at most 253 characters"),
+        (["--driver-name=UPPER.example"], "gpu.nvidia.com"),
+        (["--healthcheck-port=65536"], "1 to 65535"),
+    ],
+)
+def test_a_name_or_port_that_cannot_be_says_what_can(arguments, remedy):
+    with pytest.raises(ConfigError) as caught:
+        read(*arguments)
+    assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("flag", "bad", "good", "range_"),
+    [
+        (
+            "--inventory-interval",
+            ("0", "0.5", "-1", "inf", "-inf", "nan", "1e300"),
+            ("1", "30"),
+            "from 1 to 86400",
+        ),
+        ("--start-jitter", ("-1", "inf", "nan", "3601"), ("0", "600"), "from 0 to 3600"),
+        ("--kube-api-qps", ("-1", "inf", "nan", "1e9"), ("0", "0.5", "50"), "from 0 to 10000"),
+        ("--kube-api-burst", ("0", "-5", "1000000", "9" * 400), ("1", "100"), "from 1 to 10000"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_with_the_flag_and_the_range(flag, bad, good, range_):
+    for text in bad:
+        with pytest.raises(ConfigError) as caught:
+            read(f"{flag}={text}")
+        assert caught.value.code == "DRA-FLAG-RANGE"
+        assert flag in caught.value.message
+        assert range_ in caught.value.remedy
+    for text in good:
+        read(f"{flag}={text}")
+
+
+@pytest.mark.parametrize("name", ["LOG_VERBOSITY", "HEALTHCHECK_PORT", "KUBE_API_QPS", "INVENTORY_INTERVAL"])
+def test_an_environment_variable_that_is_no_number_is_a_usage_error(name, capsys):
+    with pytest.raises(SystemExit) as caught:
+        read(**{name: "high"})
+    assert caught.value.code == 2
+    assert "'high'" in capsys.readouterr().err
+
+
+def test_the_verbosity_of_kubernetes_components_is_read_from_the_environment():
+    parser = argparse.ArgumentParser()
+    add_arguments(parser, {"LOG_VERBOSITY": "7"})
+    assert parser.parse_args([]).verbosity == 7
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_file_in_place_of_a_simulated_nodes_root_is_refused(tmp_path, inside):
+    file = tmp_path / "file"
+    file.write_text("x")
+    root = file / "node" if inside else file
+    with pytest.raises(ConfigError) as caught:
+        simulated_machine(read("--simulate=t4-x1", f"--host-root={root}"))
+    assert caught.value.code == "DRA-FLAG-HOST-ROOT"
+    assert str(root) in caught.value.message
+    assert "directory" in caught.value.remedy
+    assert file.read_text() == "x"
 
 
 @pytest.mark.parametrize(
