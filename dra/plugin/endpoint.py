@@ -8,6 +8,7 @@ from collections.abc import Callable
 import grpc
 
 from dra.health.feed import HealthFeed
+from dra.host.files import ensure_dir
 from dra.plugin.health_service import HealthService
 from dra.plugin.prepare_service import Engine, OnFailure, PrepareService
 from dra.plugin.registration import Registration
@@ -57,9 +58,12 @@ class Endpoint:
     def start(self) -> None:
         """Remove what dead instances left, serve, then register. Never waits for anything else.
 
-        A directory that is missing is not an error: the guard serves there as soon as it exists.
+        A directory of the kubelet's that is missing is not an error: the guard serves there as soon as it exists.
+
+        Raises:
+            HostError: our own directory among the kubelet's plugins can not be made.
         """
-        self.sockets.service.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        ensure_dir(self.sockets.service.parent, mode=0o750)
         left = find_sockets_of(
             self._driver,
             plugins_dir=self.sockets.service.parent.parent,

@@ -10,7 +10,7 @@ import time
 import grpc
 import pytest
 
-from dra.errors import ConfigError, DeviceError
+from dra.errors import ConfigError, DeviceError, HostError
 from dra.pb.registration_pb2 import RegistrationStatus
 from dra.pb.services import (
     GET_INFO,
@@ -256,6 +256,19 @@ def test_a_registry_directory_that_comes_late_is_served_when_it_comes(plugin, sh
     while not endpoint.present and time.monotonic() < deadline:
         time.sleep(0.02)
     assert dial(endpoint.sockets.registration).call(GET_INFO, timeout=1).name == "gpu.nvidia.com"
+
+
+@pytest.mark.parametrize("place", ["plugins", "plugins/gpu.nvidia.com"])
+def test_a_file_in_place_of_our_directory_is_an_error_that_names_it(plugin, short_dir, place):
+    path = short_dir / place
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("in the way")
+    endpoint = plugin(start=False)
+    with pytest.raises(HostError) as caught:
+        endpoint.start()
+    assert str(path) in caught.value.message
+    assert "not a directory" in caught.value.remedy
+    assert path.read_text() == "in the way"
 
 
 def test_a_message_too_large_is_refused_and_the_next_call_served(plugin, dial, engine):
