@@ -34,7 +34,7 @@ RESOURCE_API = "/apis/resource.k8s.io/v1"
 FAST = Timings(scan=0.05, first_back_off=0.1, health_retry=0.2, reconcile=3600, call=10)
 
 
-def wait_until(condition: Callable[[], Any], *, seconds: float = 10.0, what: str = "") -> Any:
+def wait_until(condition: Callable[[], Any], *, seconds: float = 60.0, what: str = "") -> Any:
     """Give the first true answer of `condition`; for states of other processes, which nobody announces."""
     end = time.monotonic() + seconds
     while True:
@@ -185,7 +185,7 @@ class Node:
         _, answer = self.api.request("GET", f"{RESOURCE_API}/resourceslices")
         return list(answer["items"])
 
-    def wait_published(self, *, seconds: float = 10.0) -> list[dict[str, Any]]:
+    def wait_published(self, *, seconds: float = 60.0) -> list[dict[str, Any]]:
         """Wait until slices are there."""
         found = wait_until(self.slices, seconds=seconds, what="slices are published")
         assert isinstance(found, list)

@@ -20,7 +20,7 @@ def test_killed_in_prepare(node, step):
     pod = node.pod("p", node.claim("c", "gpu-2"))
     with pytest.raises(PrepareError):
         kubelet.run_pod(pod)
-    assert doomed.wait(within_seconds=5) == -9
+    assert doomed.wait(within_seconds=60) == -9
     node.daemon()
     _wait_back(kubelet, before)
     assert kubelet.run_pod(pod).views["main"].gpus == (2,)
@@ -41,7 +41,7 @@ def test_killed_in_prepare_and_the_pod_is_deleted(node, step):
     pod = node.pod("p", node.claim("c", "gpu-2"))
     with pytest.raises(PrepareError):
         kubelet.run_pod(pod)
-    assert doomed.wait(within_seconds=5) == -9
+    assert doomed.wait(within_seconds=60) == -9
     node.api.request("DELETE", "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/c")
     node.daemon()
     _wait_back(kubelet, before)
@@ -61,7 +61,7 @@ def test_killed_in_unprepare(node, step):
     ref = kubelet.manager.cache.claims["default", "c"].ref
     with pytest.raises(UnprepareError):
         kubelet.stop_pod(pod)
-    assert doomed.wait(within_seconds=5) == -9
+    assert doomed.wait(within_seconds=60) == -9
     node.daemon()
     connection = _wait_back(kubelet, before)
     kubelet.stop_pod(pod)
@@ -95,7 +95,7 @@ def test_killed_in_the_rollback_of_a_failed_prepare(node, step):
     pod = node.pod("p", node.claim("c", "gpu-2"))
     with pytest.raises(PrepareError):
         kubelet.run_pod(pod)
-    assert doomed.wait(within_seconds=5) == -9
+    assert doomed.wait(within_seconds=60) == -9
     directory.unlink()
     node.daemon()
     _wait_back(kubelet, before)

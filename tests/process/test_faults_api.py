@@ -164,7 +164,7 @@ def test_a_watch_that_is_gone_or_broken_is_listed_again_and_an_edit_meanwhile_is
     for disturb in (node.api.expire_watches, node.api.break_connections):
         disturb()
         assert edit(node)
-        wait_until(lambda: published(node) == expected(node), seconds=20, what="the edit is undone")
+        wait_until(lambda: published(node) == expected(node), what="the edit is undone")
         assert node.slices()[0]["spec"]["devices"] == before
         check_invariants(node, clean.daemon, noted=["pool_restored"])
 
@@ -182,9 +182,9 @@ def test_a_silent_watch_is_given_up_and_another_writer_is_named_and_not_fought(n
     daemon = node.daemon(periods=QUICK_WATCH)
     node.wait_published()
     stalled = node.api.faults.set("stall", path=SLICES)
-    wait_until(lambda: stalled.hits, seconds=15, what="the watch is silent")
+    wait_until(lambda: stalled.hits, what="the watch is silent")
     assert edit(node)
-    wait_until(lambda: published(node) == expected(node), seconds=15, what="the edit is undone")
+    wait_until(lambda: published(node) == expected(node), what="the edit is undone")
     node.api.faults.clear()
     check_invariants(node, daemon)
 
@@ -208,7 +208,7 @@ def test_a_silent_watch_is_given_up_and_another_writer_is_named_and_not_fought(n
     begun = time.monotonic()
     thread.start()
     try:
-        wait_until(lambda: daemon.logged("pool_contested"), seconds=20, what="the other writer is named")
+        wait_until(lambda: daemon.logged("pool_contested"), what="the other writer is named")
         wait_until(lambda: time.monotonic() - begun > 6)
     finally:
         stop.set()
@@ -220,7 +220,7 @@ def test_a_silent_watch_is_given_up_and_another_writer_is_named_and_not_fought(n
     # Three at once, then after 1, 2 and 4 s.
     assert 4 <= len(writes) <= 8, writes
     assert "rival-operator" in daemon.logged("pool_contested")[0]["error"]
-    wait_until(lambda: published(node) == expected(node), seconds=20, what="the pool is restored")
+    wait_until(lambda: published(node) == expected(node), what="the pool is restored")
     check_invariants(node, daemon, told=["DRA-POOL-CONTESTED"], noted=["pool_restored"])
 
 

@@ -257,7 +257,7 @@ def test_what_nobody_wants_is_removed_at_start_and_foreign_files_stay(node):
     text = node.cdi_file(uid_of(live)).read_text().replace(uid_of(live), orphan).replace("gpu-1", "gpu-5")
     node.cdi_file(orphan).write_text(text)
     second = started(node)
-    wait_until(lambda: node.cdi_files() == {uid_of(live)}, seconds=10, what="the orphans are gone")
+    wait_until(lambda: node.cdi_files() == {uid_of(live)}, what="the orphans are gone")
     wait_until(lambda: node.records() == {uid_of(live)}, what="the deleted claim is released")
     assert {name: (cdi / name).read_text() for name in FOREIGN} == FOREIGN
     events = wait_until(lambda: node.told_events(gone), what="the event on the deleted claim")

@@ -40,7 +40,7 @@ def test_killed_while_a_partition_is_made(node, step):
     pod = node.pod("p", node.claim("c", "gpu-2-mig-2g20gb-14-2"))
     with pytest.raises(PrepareError):
         kubelet.run_pod(pod)
-    assert doomed.wait(within_seconds=5) == -9
+    assert doomed.wait(within_seconds=60) == -9
     node.daemon(DYNAMIC)
     _wait_back(kubelet, before)
     view = kubelet.run_pod(pod).views["main"]
@@ -60,7 +60,7 @@ def test_killed_while_a_partition_is_destroyed(node, step):
     kubelet.run_pod(pod)
     with pytest.raises(UnprepareError):
         kubelet.stop_pod(pod)
-    assert doomed.wait(within_seconds=5) == -9
+    assert doomed.wait(within_seconds=60) == -9
     node.daemon(DYNAMIC)
     _wait_back(kubelet, before)
     kubelet.stop_pod(pod)
@@ -89,7 +89,7 @@ def test_fifty_six_pods_with_partitions_start_while_each_nvml_call_takes_200_ms(
     with ThreadPoolExecutor(8) as pool:
         ended = list(pool.map(lambda ref: connection.unprepare([ref]).claims[ref.uid].error, refs))
     assert set(ended) == {""}
-    wait_until(lambda: layout(node) == [], seconds=5, what="all partitions are gone")
+    wait_until(lambda: layout(node) == [], what="all partitions are gone")
     assert not any(modes(node))
 
 
@@ -105,4 +105,4 @@ def _wait_back(kubelet, before):
         (*_, latest) = kubelet.registry.connections(DRIVER) or (before,)
         return latest if latest is not before and latest.connected else None
 
-    return wait_until(back, seconds=10, what="the kubelet has the new process")
+    return wait_until(back, what="the kubelet has the new process")

@@ -35,7 +35,7 @@ def published(node, count):
         wanted = {each["spec"]["pool"]["resourceSliceCount"] for each in slices}
         return slices if devices == count and wanted == {len(slices)} else None
 
-    return wait_until(complete, seconds=20, what=f"{count} devices are published")
+    return wait_until(complete, what=f"{count} devices are published")
 
 
 def versions(slices):

@@ -53,4 +53,4 @@ def publishing(client: KubeClient) -> Iterator[Callable[..., Publisher]]:
 
     yield start
     for publisher in started:
-        assert publisher.stop(timeout_seconds=5)
+        assert publisher.stop(timeout_seconds=30)

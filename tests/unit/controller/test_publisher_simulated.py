@@ -22,7 +22,7 @@ from tests.unit.controller.pools import DRIVER, NODE, Part, Pool, gpu, pool, poo
 TAINT = {"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"}
 
 
-def until(condition: Callable[[], object], seconds: float = 10.0) -> float:
+def until(condition: Callable[[], object], seconds: float = 60.0) -> float:
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < seconds, "the expected state did not come"

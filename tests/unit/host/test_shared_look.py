@@ -22,7 +22,7 @@ def test_those_who_come_during_a_look_share_the_next_one_and_none_gets_the_one_u
         looks.append(len(looks))
         if len(looks) == 1:
             inside.set()
-            assert go_on.wait(5)
+            assert go_on.wait(60)
         return looks[-1]
 
     shared = SharedLook(look)
@@ -35,7 +35,7 @@ def test_those_who_come_during_a_look_share_the_next_one_and_none_gets_the_one_u
 
     first = threading.Thread(target=ask)
     first.start()
-    assert inside.wait(5)
+    assert inside.wait(60)
     others = [threading.Thread(target=ask) for _ in range(7)]
     for thread in others:
         thread.start()

@@ -108,7 +108,7 @@ def test_a_gpu_that_hangs_costs_itself_and_comes_back_when_the_driver_lets_it(wa
     assert [gpu.minor for gpu in node.live.current.gpus if gpu.unusable == "DRA-NVML-HUNG"] == [5]
     assert node.session.run(lambda api: api.call("nvmlDeviceGetCount")) == 8
     node.control.clear(fault)
-    assert recovered.wait(10)
+    assert recovered.wait(60)
     node.look()
     assert node.states() == [""] * 8
 

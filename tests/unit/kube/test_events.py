@@ -37,7 +37,7 @@ def recorder(client: KubeClient, clock: FakeClock):
 
 
 def settled(api: TinyApi, condition: Callable[[], bool]) -> None:
-    api.until(condition, seconds=5)
+    api.until(condition)
 
 
 def test_an_event_tells_who_says_what_about_which_object(api: TinyApi, recorder: EventRecorder) -> None:

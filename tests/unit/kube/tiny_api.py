@@ -181,7 +181,7 @@ class TinyApi:
             self._version += 1
             self._oldest = self._version
 
-    def until(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         """Wait for a state of the server; fail after `seconds`."""
         deadline = time.monotonic() + seconds
         with self._changed:

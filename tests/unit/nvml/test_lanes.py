@@ -52,7 +52,7 @@ def test_a_gpu_is_used_again_when_its_hung_call_returns(gate):
     lanes = CallLanes(on_recovered=lambda subject: (told.append(subject), recovered.set()))
     hang(lanes, "gpu", gate)
     gate.set()
-    assert recovered.wait(5)
+    assert recovered.wait(60)
     assert told == ["gpu"]
     assert lanes.hung == {}
     assert lanes.run("gpu", lambda: 1, deadline_seconds=5) == 1
@@ -79,7 +79,7 @@ def test_a_gpu_with_two_hung_calls_recovers_with_the_second():
     assert not recovered.wait(0.05)
     assert "gpu" in lanes.hung
     gates[1].set()
-    assert recovered.wait(5)
+    assert recovered.wait(60)
 
 
 def test_threads_are_bounded_however_many_gpus_hang(gate):
@@ -127,7 +127,7 @@ def test_a_left_behind_call_knows_it_and_its_late_result_is_handed_on(gate):
             "gpu", call, deadline_seconds=0.02, discard=lambda result: (seen.append(result), late.set())
         )
     gate.set()
-    assert late.wait(5)
+    assert late.wait(60)
     assert seen == [True, "late"]
 
 

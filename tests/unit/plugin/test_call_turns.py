@@ -57,7 +57,7 @@ def busy(engine):
     def hold(prepare):
         threads.append(threading.Thread(target=prepare, args=(request_of(PREPARE_V1, "holder"), Context())))
         threads[-1].start()
-        assert engine.entered.wait(5)
+        assert engine.entered.wait(60)
 
     yield hold
     engine.gate.set()
@@ -76,7 +76,7 @@ def test_pods_end_and_the_probe_is_answered_while_two_hundred_pods_wait_to_start
         response_deserializer=PREPARE_V1.response.FromString,
     )
     waiting = [call.future(request_of(PREPARE_V1, f"u{n}"), timeout=60) for n in range(200)]
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while len(engine.calls) < 64 and time.monotonic() < end:
         time.sleep(0.01)
     try:

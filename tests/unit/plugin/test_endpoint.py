@@ -54,7 +54,7 @@ def test_get_info_answers_within_a_second_while_all_prepare_threads_are_busy(plu
         response_deserializer=PREPARE_V1.response.FromString,
     )
     busy = [call.future(claims(PREPARE_V1, f"u{n}"), timeout=30) for n in range(30)]
-    assert engine.entered.wait(5)
+    assert engine.entered.wait(60)
     try:
         assert dial(endpoint.sockets.registration, registration=True).call(GET_INFO, timeout=1).name
     finally:
@@ -190,7 +190,7 @@ def test_stop_lets_a_running_prepare_call_finish(plugin, dial, engine):
         response_deserializer=PREPARE_V1.response.FromString,
     )
     future = call.future(claims(PREPARE_V1, "a"), timeout=30)
-    assert engine.entered.wait(5)
+    assert engine.entered.wait(60)
     stopping = threading.Thread(target=endpoint.stop, kwargs={"grace_seconds": 20})
     stopping.start()
     while endpoint.sockets.service.exists():
@@ -238,7 +238,7 @@ def test_sockets_that_vanish_are_served_again_and_open_connections_survive(plugi
     old.call(PREPARE_V1, claims(PREPARE_V1, "a"))
     for path in (endpoint.sockets.service, endpoint.sockets.registration):
         path.unlink()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not endpoint.present and time.monotonic() < deadline:
         time.sleep(0.02)
     assert dial(endpoint.sockets.registration).call(GET_INFO, timeout=1).name == "gpu.nvidia.com"
@@ -252,7 +252,7 @@ def test_a_registry_directory_that_comes_late_is_served_when_it_comes(plugin, sh
     assert endpoint.sockets.service.exists()
     assert not endpoint.sockets.registration.exists()
     (short_dir / "registry").mkdir()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not endpoint.present and time.monotonic() < deadline:
         time.sleep(0.02)
     assert dial(endpoint.sockets.registration).call(GET_INFO, timeout=1).name == "gpu.nvidia.com"

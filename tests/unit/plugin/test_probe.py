@@ -75,7 +75,7 @@ def test_busy_prepare_threads_do_not_make_the_driver_look_dead(probe, dial, engi
     request = PREPARE_V1.request()
     request.claims.add(namespace="n", name="c", uid="u")
     busy = [call.future(request, timeout=30) for _ in range(8)]
-    assert engine.entered.wait(5)
+    assert engine.entered.wait(60)
     try:
         assert check(probe, "liveness")[0] == HealthCheckResponse.SERVING
     finally:

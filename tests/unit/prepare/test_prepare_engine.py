@@ -340,14 +340,17 @@ def test_a_second_holder_is_refused_and_the_first_is_named_with_its_pods(node):
     second = node.claim(2, "gpu-0")
     node.prepared(first)
 
-    began = time.monotonic()
-    error = node.refused(second)
-    assert time.monotonic() - began < 0.5  # 100 ms, and what a busy machine adds
+    took = []
+    for _ in range(5):
+        began = time.monotonic()
+        error = node.refused(second)
+        took.append(time.monotonic() - began)
+    assert min(took) < 0.1, took  # a busy machine holds up some, and not all
     assert error.code == "DRA-DEVICE-HELD"
     assert error.retryable
     for text in ("gpu-0", "default/claim-1", first.uid, "pod train-1", "pod train-2"):
         assert text in str(error)
-    assert node.conflicts == [first.uid]
+    assert node.conflicts == [first.uid] * 5
     node.check_invariants()
 
     node.unprepare(first)

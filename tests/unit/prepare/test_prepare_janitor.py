@@ -295,7 +295,7 @@ def test_the_thread_sweeps_at_start_and_on_request_and_survives_a_bug(node):
 
     node.api.get = bug
     janitor.request()
-    assert failed.wait(5)
+    assert failed.wait(60)
     node.api.delete(again)
     janitor.request()
     wait_until(lambda: node.files() == [])

@@ -90,11 +90,11 @@ def test_only_the_first_of_many_questions_waits_for_a_server_that_hangs():
     api = FakeApi()
     api.put(make_claim(REF))
     api.hang()
-    fetcher = ClaimFetcher(api, record_wait_seconds=0.2)
+    fetcher = ClaimFetcher(api, record_wait_seconds=1.0)
     began = time.monotonic()
     for _ in range(20):
         assert fetcher.fetch_if_quick(REF) is None
-    assert 0.2 <= time.monotonic() - began < 0.4
+    assert 1.0 <= time.monotonic() - began < 2.0
     assert api.gets["one"] == 1
     api.release()
     wait_until(lambda: api.waiting == 0)

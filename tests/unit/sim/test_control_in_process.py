@@ -37,7 +37,7 @@ class Fleet(ControlCluster):
         self.fleet.stop()
         self.server.collector.stop()
 
-    def until(self, condition, what, seconds=20.0):
+    def until(self, condition, what, seconds=60.0):
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, f"waited for {what}"

@@ -156,7 +156,7 @@ class World:
         _, answer = self.api.request("GET", "/api/v1/namespaces/default/events")
         return [(event["reason"], event["message"]) for event in answer["items"]]
 
-    def wait(self, condition, seconds=8.0):
+    def wait(self, condition, seconds=60.0):
         ticks = threading.Event()
         for _ in range(int(seconds / 0.02)):
             answer = condition()
