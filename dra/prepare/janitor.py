@@ -3,6 +3,9 @@
 The kubelet does not unprepare after a node was lost, a pod force-deleted while the driver was down, or a reboot.
 The janitor compares the records with the API at start, every half minute and on request. It changes a claim only
 through the engine, under the claim's lock, and only if the record is the one that it judged.
+
+That a claim is gone is only the API server's word, and a pod whose claim is released loses its devices to another:
+it is asked a second time, some seconds later, and is given longer if it wants to take most claims of the node at once.
 """
 
 from __future__ import annotations
@@ -25,12 +28,18 @@ from dra.prepare.record import Record
 from dra.prepare.retries import UnprepareRetries
 from dra.prepare.store import Damage
 from dra.telemetry.log import error_fields, get_logger
+from dra.telemetry.threads import start_thread
 
 INTERVAL_SECONDS = 30.0
 # How often it is looked whether the CDI specs are there: containers that start in between fail, and are tried again.
 SPEC_SECONDS = 5.0
 # How long a device whose claim is gone is left to processes that still use it.
 IN_USE_GRACE_SECONDS = 600.0
+# How long after the first look a second one must say the same before a claim is released.
+CONFIRM_SECONDS = 5.0
+# So many times as long where more than half of the claims look gone at once, and there are at least so many.
+_MANY_TIMES = 3
+_MANY = 3
 _API_SECONDS = 5.0
 # A write takes milliseconds; a temporary file this old belongs to a process that is gone.
 _LEFTOVER_SECONDS = 60.0
@@ -59,6 +68,7 @@ class Janitor:
         notify: Notify = no_notice,
         interval_seconds: float = INTERVAL_SECONDS,
         grace_seconds: float = IN_USE_GRACE_SECONDS,
+        confirm_seconds: float = CONFIRM_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -67,9 +77,12 @@ class Janitor:
         self._notify = notify
         self._interval_seconds = interval_seconds
         self._grace_seconds = grace_seconds
+        self._confirm_seconds = confirm_seconds
         self._monotonic = monotonic
         # Since when a record is stale, by UID and reason.
         self._stale_since: dict[tuple[str, str], float] = {}
+        # When the next second look is due.
+        self._look_again_at: float | None = None
         self._told_in_use: set[str] = set()
         self._retries = UnprepareRetries(engine, notify=notify, monotonic=monotonic)
         self._sweeping = threading.Lock()
@@ -81,7 +94,7 @@ class Janitor:
     def start(self) -> None:
         """Sweep now and then regularly, in a thread of its own."""
         self._thread = threading.Thread(target=self._run, name="janitor", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     def stop(self, *, wait_seconds: float = 1.0) -> None:
         """End the thread; a sweep that waits for the API is left behind."""
@@ -98,6 +111,7 @@ class Janitor:
         """Do everything once. Never raises for one claim; an API that does not answer ends the claims' part."""
         report = SweepReport([], [], [])
         with self._sweeping:
+            self._look_again_at = None
             try:
                 self._find_orphans()
             except DraError as error:
@@ -150,42 +164,56 @@ class Janitor:
                 self.retry_unprepares()
             except Exception:  # marked border: the thread lives on
                 self._log.exception("sweep_bug")
+            if self._look_again_at is not None and self._monotonic() >= self._look_again_at:
+                return
 
     # -- records -----------------------------------------------------------------------------------------
 
     def _sweep_records(self, report: SweepReport) -> None:
-        seen: set[tuple[str, str]] = set()
+        found: list[tuple[Record, Stale]] = []
+        asked, failure = 0, None
         for record in self._engine.store.records():
             if self._stopping.is_set():
                 return
             try:
                 stale = judge_record(record, self._read_claim(record.ref))
             except DraError as error:
-                if isinstance(error, KubeError) and error.status == 0:
-                    raise  # No answer: the next claim would only wait as long.
+                if _is_no_answer(error):
+                    failure = error
+                    break  # The next claim would only wait as long.
                 self._log.warning("claim_not_judged", **{"claim": str(record.ref), **error_fields(error)})
                 continue
-            if stale is not None and self._is_due(record, stale):
-                self._release(record, stale, report)
-            elif stale is not None:
-                report.waiting.append(record.ref.uid)
+            asked += 1
             if stale is not None:
-                seen.add((record.ref.uid, stale.reason))
+                found.append((record, stale))
+        many = _are_many(sum(not stale.patience_seconds for _, stale in found), asked)
+        for record, stale in found:
+            if self._is_due(record, stale, many=many):
+                self._release(record, stale, report)
+            else:
+                report.waiting.append(record.ref.uid)
+        if failure is not None:
+            raise failure
+        seen = {(record.ref.uid, stale.reason) for record, stale in found}
         damaged = self._engine.store.damaged()
         self._stale_since = {
             key: since for key, since in self._stale_since.items() if key in seen or key[0] in damaged
         }
         self._told_in_use &= {uid for uid, _ in self._stale_since}
 
-    def _is_due(self, record: Record, stale: Stale) -> bool:
+    def _is_due(self, record: Record, stale: Stale, *, many: bool) -> bool:
         since = self._stale_since.setdefault((record.ref.uid, stale.reason), self._monotonic())
         seconds = self._monotonic() - since
-        if seconds < stale.patience_seconds:
+        patience = max(stale.patience_seconds, self._confirm_seconds * (_MANY_TIMES if many else 1))
+        if seconds < patience:
+            if not stale.patience_seconds:
+                again = since + patience
+                self._look_again_at = min(again, self._look_again_at or again)
             return False
         if record.boot_id != self._engine.settings.boot_id or not self._device_in_use(record):
             return True
         uid = record.ref.uid
-        if seconds < stale.patience_seconds + self._grace_seconds:
+        if seconds < max(patience, stale.patience_seconds + self._grace_seconds):
             if uid not in self._told_in_use:
                 self._told_in_use.add(uid)
                 self._tell(record, "StaleClaimInUse", f"{stale.reason}, but processes still use its devices")
@@ -253,11 +281,12 @@ class Janitor:
             uid = (claim.get("metadata") or {}).get("uid")
             if uid in damaged:
                 claims[uid] = claim
+        many = _are_many(len(damaged) - len(claims), len(damaged))
         for uid, damage in damaged.items():
-            self._resolve(uid, damage, claims.get(uid), report)
+            self._resolve(uid, damage, claims.get(uid), report=report, many=many)
 
     def _resolve(
-        self, uid: str, damage: Damage, claim: Mapping[str, Any] | None, report: SweepReport
+        self, uid: str, damage: Damage, claim: Mapping[str, Any] | None, *, report: SweepReport, many: bool
     ) -> None:
         ref = damage.ref
         try:
@@ -271,7 +300,9 @@ class Janitor:
                 report.rebuilt.append(uid)
                 self._notify(Notice(ref, "ClaimRecordRebuilt", "the lost record was rebuilt", warning=False))
             elif not self._is_due(
-                _stand_in(damage, self._engine.settings), Stale("the claim of a lost record was deleted")
+                _stand_in(damage, self._engine.settings),
+                Stale("the claim of a lost record was deleted"),
+                many=many,
             ):
                 report.waiting.append(uid)
             elif self._engine.unprepare_if(uid, None, damage.reason):
@@ -308,6 +339,16 @@ class Janitor:
             "stale_claim", claim=str(record.ref), claim_uid=record.ref.uid, reason=reason, text=message
         )
         self._notify(Notice(record.ref, reason, message, warning=warning))
+
+
+def _is_no_answer(error: DraError) -> bool:
+    """Whether the API server said nothing about claims at all: each further question would end the same way."""
+    return isinstance(error, KubeError) and (error.status == 0 or error.code == "DRA-API-NOT-SERVED")
+
+
+def _are_many(gone: int, asked: int) -> bool:
+    """Whether so many claims look gone at once that the API server may be the one that lost them."""
+    return asked >= _MANY and 2 * gone > asked
 
 
 def _stand_in(damage: Damage, settings: EngineSettings) -> Record:

@@ -47,7 +47,10 @@ def call(method, claims):
 
 
 # What happens every half minute or later happens soon.
-SOON = {"dra.prepare.janitor:Janitor.interval_seconds": 0.5}
+SOON = {
+    "dra.prepare.janitor:Janitor.interval_seconds": 0.5,
+    "dra.prepare.janitor:Janitor.confirm_seconds": 0.5,
+}
 
 
 @pytest.fixture(scope="module")

@@ -130,6 +130,11 @@ class FakeRenderer:
     def __init__(self) -> None:
         self.fail: Exception | None = None
         self.salt = ""
+        self.missing: list[str] = []
+
+    def missing_files(self, spec):
+        paths = [n["path"] for d in spec["devices"] for n in d["containerEdits"]["deviceNodes"]]
+        return [path for path in paths if path in self.missing]
 
     def render(self, claim_uid, devices, *, driver_version):
         if self.fail is not None:
