@@ -557,7 +557,7 @@ class TestDroppedFields:
         publisher = publishing(tainted, on_dropped=told.append)
         until(lambda: publisher.ready)
         publisher.set_desired(pools([gpu("gpu-1", taints=[{"key": "k", "effect": "NoSchedule"}])]))
-        until(lambda: publisher.ready)
+        until(lambda: publisher.ready and told)
         time.sleep(0.4)
         assert len(writes(api)) == 2
         assert [(d.fields, d.gates) for d in told] == [(("devices[].taints",), ("DRADeviceTaints",))]
@@ -592,7 +592,7 @@ class TestDroppedFields:
 
         api.on_store = mutate
         publisher = publishing(pool("gpu-0"))
-        until(lambda: publisher.ready)
+        until(lambda: publisher.ready and publisher.status().last_error is not None)
         time.sleep(0.4)
         assert len(writes(api)) == 1
         assert publisher.status().last_error.code == "DRA-SLICE-ALTERED"

@@ -161,7 +161,7 @@ def test_200_nodes_with_1600_gpus_are_there_within_seconds_without_a_thread_each
         assert sum(len(item["spec"]["devices"]) for item in slices) == 1600
         for number in range(20):
             made.pod(f"pod-{number}", template="one-gpu")
-        made.until(lambda: made.phases() == ["Running"] * 20, "20 pods to run", 30)
+        made.until(lambda: made.phases() == ["Running"] * 20, "20 pods to run")
         assert threading.active_count() - threads < 40
     finally:
         made.close()
