@@ -126,6 +126,28 @@ class CdiRenderer:
         """
         return self._files.needs_rewrite(path, spec)
 
+    def missing_files(self, spec: Mapping[str, Any]) -> list[str]:
+        """Give the host's files and nodes that a spec names and that are gone; what cannot be seen from here is not.
+
+        No NVML, and nothing is made.
+        """
+        parts = [spec, *spec.get("devices", ())]
+        edits = [part.get("containerEdits") or {} for part in parts]
+        wanted = {
+            mount["hostPath"]: self._paths.view_of(mount["hostPath"])
+            for each in edits
+            for mount in each.get("mounts", ())
+        }
+        for node in (node for each in edits for node in each.get("deviceNodes", ())):
+            path = node.get("hostPath") or node["path"]
+            wanted[path] = self._view_of_node(path)
+        return sorted(path for path, view in wanted.items() if view is not None and not os.path.lexists(view))
+
+    def _view_of_node(self, path: str) -> Path | None:
+        root, spelling = self._paths.dev_root()
+        inside = strip_root(path, spelling)
+        return self._paths.view_of(path) if inside is None else root / inside.lstrip("/")
+
     def _look(self, driver_version: str) -> SharedLook[_Kept]:
         look = self._looks.get(driver_version)
         if look is None:

@@ -5,6 +5,8 @@ Names, content and rules are those of `dra.cdi`; one file a claim.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import time
@@ -54,6 +56,18 @@ class CdiFiles:
     def is_as(self, uid: str, spec: Mapping[str, Any]) -> bool:
         """Whether a claim's file is there and has this content."""
         return not self._specs.needs_rewrite(self.path(uid), spec)
+
+    def content(self, uid: str, *, sha256: str) -> Mapping[str, Any] | None:
+        """Give a claim's spec if the file is the one with this digest, whole and readable for others.
+
+        Raises:
+            HostError: it is there and cannot be read.
+        """
+        data = read_bytes(self.path(uid))
+        if data is None or hashlib.sha256(data).hexdigest() != sha256:
+            return None
+        spec = json.loads(data)
+        return spec if isinstance(spec, dict) and self.is_as(uid, spec) else None
 
     def remove(self, path: Path) -> None:
         """Remove a spec; fine if it is not there, even on a read-only disk.

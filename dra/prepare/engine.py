@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from dra.api.claim import AllocatedDevice, ClaimRef, ClaimView, admit_claim, parse_claim
-from dra.errors import BugError, DraError, HostError
+from dra.errors import BugError, DraError, HostError, StackError
 from dra.inventory.model import Inventory
 from dra.inventory.names import MigName, parse_device_name
 from dra.prepare import steps
@@ -247,6 +247,13 @@ class Engine:
         except DraError as error:
             if (rival := error.fields.get("holder_uid")) is not None:
                 self._ports.conflict(str(rival))
+            if isinstance(error, StackError) and previous is not None and holder and self._stands(previous):
+                # No driver answers, it may be replaced at this moment. That takes nothing from containers that run.
+                self._log.warning(
+                    "claim_answered_as_prepared", claim=str(ref), claim_uid=ref.uid,
+                    **_without_claim(error_fields(error)),
+                )  # fmt: skip
+                return previous.devices
             raise
         for text in plan.warnings:
             self._log.warning("config_ignored", claim=str(ref), claim_uid=ref.uid, reason=text)
@@ -269,6 +276,13 @@ class Engine:
         finally:
             if any(not effect.was_there for effect in plan.made.values()):
                 self._ports.layout_changed()
+
+    def _stands(self, record: Record) -> bool:
+        """Whether what was prepared is there as far as files tell, where the driver cannot be asked."""
+        if any(entry.state != "applied" for entry in record.journal if entry.kind != WriteCdi.kind):
+            return False
+        spec = self.cdi.content(record.ref.uid, sha256=record.cdi_sha256)
+        return spec is not None and not self._ports.renderer.missing_files(spec)
 
     def _mig_view(self, view: ClaimView, inventory: Inventory) -> MigView:
         """Look at the claim's MIG devices. Costs nothing for a claim of whole GPUs."""

@@ -92,6 +92,10 @@ class CdiRenderer(Protocol):
         """Give the spec. Raises StackError or HostError where driver files or device nodes are missing."""
         ...
 
+    def missing_files(self, spec: Mapping[str, Any]) -> Sequence[str]:
+        """Give what a spec takes from the host and what is not there any more, as the host spells it."""
+        ...
+
 
 InventorySource = Callable[[], Inventory]
 Notify = Callable[[Notice], None]

@@ -357,3 +357,13 @@ def test_capabilities_are_read_as_nvidia_writes_them(text, capabilities):
 def test_a_capability_nobody_knows_is_refused_and_the_known_ones_are_listed():
     with pytest.raises(ConfigError, match=r"DRA-DRIVER-CAPABILITIES.*compat32.*compute, display"):
         parse_capabilities("compute,compat32")
+
+
+def test_what_a_spec_names_and_is_gone_is_told_as_the_host_spells_it(paths):
+    renderer = CdiRenderer(paths, CdiOptions(exposure="soname"))
+    spec = render(renderer)
+    assert renderer.missing_files(spec) == []
+    mount = next(m["hostPath"] for m in spec["containerEdits"]["mounts"] if "libcuda.so" in m["hostPath"])
+    paths.view_of(mount).unlink()
+    (paths.dev / "nvidia0").unlink()
+    assert renderer.missing_files(spec) == ["/dev/nvidia0", mount]

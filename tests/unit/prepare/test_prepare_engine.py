@@ -262,6 +262,51 @@ def test_a_driver_that_does_not_answer_is_not_blamed_on_the_gpu(node, code, reme
     assert "Delete the pod" not in str(error)
 
 
+def without_library(node, *, gpus=True):
+    code = "DRA-NVML-LIBRARY-NOT-FOUND"
+    problem = ScanProblem("node", code, "libnvidia-ml.so.1 was not found", "Install it.")
+    old = tuple(make_gpu(minor, unusable=code) for minor in range(8))
+    node.inventory = make_inventory(0, gpus=old if gpus else (), problems=(problem,))
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["seen-before", "plugin-started-since"])
+def test_a_prepared_claim_is_answered_as_before_while_the_driver_is_upgraded(node, known):
+    ref = node.claim(1, "gpu-0")
+    first = node.prepared(ref)
+    spec = node.cdi_file(ref).read_bytes()
+    without_library(node, gpus=known)
+    assert node.prepared(ref) == first
+    assert node.cdi_file(ref).read_bytes() == spec
+    assert node.record(ref)["state"] == "prepared"
+    # A claim that was not prepared waits for the driver.
+    assert isinstance(node.refused(node.claim(2, "gpu-1")), StackError)
+
+
+@pytest.mark.parametrize(
+    "what", ["node-gone", "spec-gone", "spec-changed", "spec-private", "other-devices", "reboot"]
+)
+def test_a_prepared_claim_that_may_not_work_any_more_is_not_answered_while_the_driver_is_upgraded(node, what):
+    ref = node.claim(1, "gpu-0")
+    node.prepared(ref)
+    if what == "node-gone":
+        node.renderer.missing = ["/dev/nvidia0"]
+    elif what == "spec-gone":
+        node.cdi_file(ref).unlink()
+    elif what == "spec-changed":
+        node.cdi_file(ref).write_bytes(node.cdi_file(ref).read_bytes() + b" ")
+    elif what == "spec-private":
+        node.cdi_file(ref).chmod(0o600)
+    elif what == "other-devices":
+        node.claim(1, "gpu-3")
+    else:
+        node.reboot(keep_cdi=True)
+    without_library(node)
+    error = node.refused(ref)
+    assert error.code == "DRA-NVML-LIBRARY-NOT-FOUND"
+    assert error.retryable
+    assert "Install it." in error.remedy
+
+
 def test_a_lost_gpu_is_told_from_a_node_whose_driver_does_not_answer_for_another_reason(node):
     lost = make_gpu(0, unusable="DRA-NVML-GPU-LOST")
     node.inventory = make_inventory(
