@@ -271,3 +271,34 @@ def test_a_claim_deleted_under_a_running_driver_is_released_once_no_process_uses
     assert clean.prepare(next_one)[0].error == ""
     check_invariants(node, clean.daemon, noted=["claim_released"])
     assert clean.unprepare(next_one) == [""]
+
+
+def test_a_404_for_everything_releases_no_claim_and_is_told_as_what_it_is(clean):
+    """What a proxy answers, or an API server that does not serve the group for a while."""
+    node = clean.node
+    claims = [node.claim(f"kept-{n}", f"gpu-{n}") for n in range(3)]
+    new = node.claim("new", "gpu-6")
+    assert {entry.error for entry in clean.prepare(*claims)} == {""}
+    wanted = {claim["metadata"]["uid"] for claim in claims}
+    for reason in ("", "NotFound"):
+        fault = node.api.faults.set(
+            "error", path="/apis/resource.k8s.io", code=404, reason=reason, message="404 page not found"
+        )
+        # Several sweeps of half a second, with the second look after half a second.
+        seen = len(clean.daemon.logged("sweep_incomplete"))
+        wait_until(
+            lambda seen=seen: len(clean.daemon.logged("sweep_incomplete")) > seen + 5, what="sweeps are over"
+        )
+        assert {entry.error for entry in clean.prepare(*claims)} == {""}
+        error = clean.prepare(new)[0].error
+        assert "DRA-API-NOT-SERVED" in error
+        assert "at the moment" in error
+        assert node.records() == wanted
+        assert node.cdi_files()
+        node.api.faults.clear(fault)
+        begun = time.monotonic()
+        wait_until(lambda: clean.prepare(new)[0].error == "", what="the group is found again")
+        assert time.monotonic() - begun < 5
+        assert clean.unprepare(new) == [""]
+    check_invariants(node, clean.daemon, told=["DRA-API-NOT-SERVED"])
+    assert clean.unprepare(*claims) == [""] * 3
