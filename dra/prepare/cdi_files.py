@@ -17,8 +17,9 @@ from typing import Any
 from dra.cdi.files import SpecFiles
 from dra.cdi.spec import kind_of
 from dra.errors import HostError
-from dra.host.files import is_leftover, read_bytes, remove_durable
+from dra.host.files import is_leftover, read_bytes
 from dra.inventory.names import parse_device_name
+from dra.prepare.record_files import discard
 
 _SHARE = re.compile(r"(?P<device>.+)-(?P<share>[0-9a-f]{8})", re.ASCII)
 
@@ -51,7 +52,13 @@ class CdiFiles:
         Raises:
             HostError: DRA-HOST-NO-SPACE, DRA-HOST-READ-ONLY, ... naming the path.
         """
-        self._specs.write(uid, spec, fsync=False)
+        try:
+            self._specs.write(uid, spec, fsync=False)
+        except HostError as error:
+            if error.code != "DRA-HOST-IS-DIRECTORY":
+                raise
+            discard(self.path(uid), fsync=False)
+            self._specs.write(uid, spec, fsync=False)
 
     def is_as(self, uid: str, spec: Mapping[str, Any]) -> bool:
         """Whether a claim's file is there and has this content."""
@@ -76,7 +83,7 @@ class CdiFiles:
             HostError: it is there and cannot be removed.
         """
         if os.path.lexists(path):
-            remove_durable(path, fsync=False)
+            discard(path, fsync=False)
 
     def uids(self) -> set[str]:
         """Give the claims that have a spec of ours.

@@ -75,7 +75,7 @@ def read_entry(path: Path, *, unless: Signature | None = None) -> Entry | None:
 
 
 def discard(path: Path, *, fsync: bool) -> None:
-    """Remove what stood in place of a record. A directory with something in it only gets out of the way.
+    """Remove what stands at a path of ours, a record's or a CDI spec's. A directory with something in it only gets out of the way.
 
     Raises:
         HostError: it cannot be removed.
@@ -102,7 +102,7 @@ def _put_by(path: Path) -> None:
         path.rename(target)
     except OSError as error:
         raise host_error(error, "rename", path) from error
-    get_logger().warning("directory_kept", path=str(target), text="it stood in place of a claim's record")
+    get_logger().warning("directory_kept", path=str(target), text="it stood in place of a claim's file")
 
 
 def _unopened(path: Path, error: OSError) -> Entry | None:

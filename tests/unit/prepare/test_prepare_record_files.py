@@ -177,3 +177,21 @@ def test_a_pipe_in_place_of_a_cdi_spec_is_replaced_and_never_waited_for(node):
     node.cdi_file(ref).chmod(0o644)
     assert node.prepared(ref) == first
     assert node.cdi_file(ref).read_bytes() == content
+
+
+@pytest.mark.parametrize("make", [as_directory, as_full_directory, as_link, as_pipe, as_socket])
+@pytest.mark.parametrize("first", ["prepare", "unprepare"])
+def test_what_is_no_file_in_place_of_a_cdi_spec_gives_way(node, make, first):
+    ref = node.claim(1, "gpu-0")
+    devices = node.prepared(ref)
+    content = node.cdi_file(ref).read_bytes()
+    node.cdi_file(ref).unlink()
+    make(node.cdi_file(ref))
+    if first == "prepare":
+        assert node.prepared(ref) == devices
+        assert node.cdi_file(ref).read_bytes() == content
+        assert not node.cdi_file(ref).is_symlink()
+    assert node.unprepare(ref) is None
+    assert [name for name in node.files() if ".kept-" not in name] == []
+    # What is kept has no name that CDI readers take for a spec's.
+    assert all(path.suffix not in (".yaml", ".json") for path in node.cdi_root.iterdir())
