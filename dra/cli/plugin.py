@@ -187,23 +187,28 @@ def _path(text: str) -> Path | None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the daemon until it is told to stop; gives the exit status."""
+    """Run the daemon until it is told to stop; ends the process."""
     from dra.telemetry import log
 
     level = args.log_level or ("debug" if args.verbosity >= _DEBUG_VERBOSITY else "info")
     log.configure(level=level, console=args.logging_format == "text")
     from dra.errors import DraError
+    from dra.plugin.signals import SignalQueue, end_process
 
     logger = log.get_logger()
+    signals = SignalQueue()
+    status = 1
     try:
         settings = settings_from(args, os.environ)
         machine = _machine(settings)
         from dra.plugin.daemon import Daemon
 
-        return Daemon(settings, machine).run()
+        status = Daemon(settings, machine).run(signals)
     except DraError as error:
         logger.error("plugin_not_started", **log.error_fields(error))  # noqa: TRY400 - for people, no traceback
-        return 1
+    except Exception as error:
+        logger.exception("plugin_crashed", **log.error_fields(error))
+    end_process(status)
 
 
 def _machine(settings: Any) -> Any:

@@ -21,12 +21,13 @@ from dra.controller.reconcile import Outcome, PoolReconciler, pool_selector
 from dra.controller.refusal import Refusal
 from dra.controller.restores import SETTLE_SECONDS, Restores
 from dra.controller.shape import Json, PoolContent, PoolIdentity, contents_of, normal_form
-from dra.errors import BugError, DraError, KubeError
+from dra.errors import BugError, DraError, HostError, KubeError
 from dra.kube.client import KubeClient, ObjectList
 from dra.kube.clock import Backoff, Clock, SystemClock
 from dra.kube.reflector import Change, Reflector, ReflectorOptions
 from dra.kube.resources import RESOURCE_SLICES
 from dra.telemetry.log import error_fields, get_logger
+from dra.telemetry.threads import start_thread
 
 State = Literal["stopped", "waiting", "publishing"]
 # Two changes of the content in a row are published together: at most two writes a second.
@@ -171,7 +172,7 @@ class Publisher:
         """Start the thread."""
         self._update(state="waiting")
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     def stop(self, *, timeout_seconds: float = 5.0) -> bool:
         """Stop publishing and let another instance take over; the slices stay. Whether the thread is gone."""
@@ -181,6 +182,11 @@ class Publisher:
             return True
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
+
+    def let_go(self) -> None:
+        """Let another instance publish although this one's thread still hangs; for a process that ends."""
+        if self._lock_file is not None:
+            self._lock_file.release()
 
     def status(self) -> PublisherStatus:
         """Give a snapshot."""
@@ -216,7 +222,7 @@ class Publisher:
             self._update(state="publishing")
             if self._jitter > 0:
                 self._clock.wait(self._stop, self._rng.random() * self._jitter)
-            self._reflector.start()
+            self._start_watch()
             while not self._stop.is_set():
                 self._step()
         finally:
@@ -224,6 +230,17 @@ class Publisher:
             if self._lock_file is not None:
                 self._lock_file.release()
             self._update(state="stopped", ready=False, ready_since=None)
+
+    def _start_watch(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._reflector.start()
+            except HostError as error:
+                self._log.warning("publisher_watch_not_started", **error_fields(error))
+                self._update(last_error=error)
+                self._clock.wait(self._stop, LOCK_SECONDS)
+            else:
+                return
 
     def _wait_for_lock(self) -> bool:
         """Wait until no other instance publishes; whether to go on."""

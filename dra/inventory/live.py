@@ -13,6 +13,7 @@ from dra.inventory.diff import InventoryDiff, diff
 from dra.inventory.keep import Kept, plan_inventory
 from dra.inventory.model import NODE, Inventory, ScanProblem
 from dra.telemetry.log import get_logger
+from dra.telemetry.threads import start_thread
 from dra.values import PciAddress
 
 Subscriber = Callable[[Inventory, InventoryDiff], None]
@@ -88,7 +89,7 @@ class LiveInventory:
     def start(self) -> None:
         """Start looking."""
         self._thread = threading.Thread(target=self._loop, name="inventory", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     def stop(self, *, timeout_seconds: float = 5.0) -> None:
         """Stop looking; waits for a look that runs, unless the driver has it."""

@@ -25,6 +25,7 @@ from dra.kube.clock import Backoff, Clock, SystemClock, TokenBucket
 from dra.kube.resources import Resource
 from dra.kube.stream import WatchStream
 from dra.telemetry.log import error_fields, get_logger
+from dra.telemetry.threads import start_thread
 
 # The server ends a watch after this long (less up to a fifth, so that a fleet spreads).
 WATCH_SECONDS = 50
@@ -103,9 +104,14 @@ class Reflector:
     # -- for the owner -----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Follow in a thread of its own."""
-        self._thread = threading.Thread(target=self.run, name=f"watch-{self._resource.plural}", daemon=True)
-        self._thread.start()
+        """Follow in a thread of its own.
+
+        Raises:
+            HostError: DRA-HOST-NO-THREADS.
+        """
+        thread = threading.Thread(target=self.run, name=f"watch-{self._resource.plural}", daemon=True)
+        start_thread(thread)
+        self._thread = thread
 
     def stop(self, *, timeout_seconds: float = 2.0) -> bool:
         """End, also out of a blocking read; whether the thread is gone."""

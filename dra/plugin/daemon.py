@@ -15,13 +15,14 @@ import gc
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 from dra.cdi.model import CdiOptions, Exposure
 from dra.cdi.renderer import CdiRenderer, parse_capabilities
 from dra.controller.publisher import Publisher
-from dra.errors import DraError
+from dra.errors import DraError, HostError
 from dra.health.feed import HealthFeed
 from dra.host.boot import boot_id
 from dra.inventory.live import LiveInventory, on_bus_of
@@ -42,15 +43,19 @@ from dra.plugin.ports import ClaimEvents, ClaimPort, GpuUsers
 from dra.plugin.probe import Probe
 from dra.plugin.readiness import Readiness
 from dra.plugin.settings import PluginSettings, describe_ignored
+from dra.plugin.signals import HURRY_SIGNALS, STOP_SIGNALS, SignalQueue
 from dra.plugin.sockets import plan_sockets
 from dra.prepare.engine import Engine, EnginePorts, EngineSettings
 from dra.prepare.janitor import Janitor
 from dra.telemetry.log import error_fields, get_logger
+from dra.telemetry.threads import start_thread
 
 log = get_logger()
 
 # How long a prepare call waits for the hardware to be looked at again when its device is not known.
 FRESH_INVENTORY_SECONDS = 5.0
+# What stopping may take beyond the grace period of the calls; after that the process ends as it is.
+STOP_EXTRA_SECONDS = 8.0
 # glibc's mallopt: the number of arenas. Threads that each had their own would keep memory.
 _M_ARENA_MAX = -8
 
@@ -61,7 +66,6 @@ class Daemon:
     def __init__(self, settings: PluginSettings, machine: Machine) -> None:
         self.settings, self.machine = settings, machine
         paths = machine.paths
-        self._stop_asked = threading.Event()
         self._made = contextlib.ExitStack()
         self.readiness = Readiness()
         self.client = KubeClient(
@@ -230,36 +234,88 @@ class Daemon:
         log.info("plugin_started", probe_port=self.probe.port)
 
     def stop(self, *, grace_seconds: float = STOP_GRACE_SECONDS) -> bool:
-        """Stop: registration, publishing, calls in flight. Slices and CDI files stay. Gives whether all calls ended."""
-        self.endpoint.leave()
-        self.publisher.stop(timeout_seconds=1.0)
-        finished = self.endpoint.stop(grace_seconds=grace_seconds)
-        self.janitor.stop()
-        self.probe.stop()
-        self.inventory.stop(timeout_seconds=1.0)
-        self.events.stop(timeout_seconds=0.5)
-        self.session.close()
-        self.client.close()
-        self.machine.close()
-        log.info("plugin_stopped", calls_finished=finished)
-        return finished
+        """Stop: registration, publishing, calls in flight. Slices and CDI files stay. Gives whether all calls ended.
 
-    def run(self) -> int:
-        """Start, wait for a signal, stop; gives the exit status. Call from the main thread."""
+        A part that fails keeps no other from being stopped. Also for a start that failed half-way.
+        """
+        finished: list[bool] = []
+        parts: tuple[tuple[str, Callable[[], object]], ...] = (
+            ("registration", self.endpoint.leave),
+            ("publisher", lambda: self.publisher.stop(timeout_seconds=1.0)),
+            ("calls", lambda: finished.append(self.endpoint.stop(grace_seconds=grace_seconds))),
+            ("janitor", self.janitor.stop),
+            ("probe", self.probe.stop),
+            ("inventory", lambda: self.inventory.stop(timeout_seconds=1.0)),
+            ("events", lambda: self.events.stop(timeout_seconds=0.5)),
+            ("nvml", self.session.close),
+            ("api", self.client.close),
+            ("machine", self.machine.close),
+        )
+        for name, part in parts:
+            try:
+                part()
+            except Exception as error:
+                log.exception("part_not_stopped", part=name, **error_fields(error))
+        log.info("plugin_stopped", calls_finished=finished == [True])
+        return finished == [True]
+
+    def run(self, signals: SignalQueue) -> int:
+        """Start, wait for a signal, stop; gives the exit status. Call from the main thread, and end the process then.
+
+        Threads may be left that hang in a driver.
+
+        Raises:
+            HostError, ConfigError: as `start`; what had started is stopped.
+        """
         tune_memory()
-        self._watch_signals()
-        self.start()
-        self._stop_asked.wait()
-        finished = self.stop()
-        if not finished:
-            # Threads that hang in a driver would keep the interpreter from ending.
-            os._exit(0)
+        self._dump_stacks_when_asked()
+        asked = signals.wait(0)  # it may have come while Python was loading
+        try:
+            if asked not in STOP_SIGNALS:
+                self.start()
+                asked = self._wait_for_stop(signals)
+        except BaseException:
+            self.stop(grace_seconds=0)
+            raise
+        else:
+            self._stop_while_listening(asked, signals)
+        finally:
+            # Without this a thread that the kernel cannot end would keep the next instance from publishing.
+            self.publisher.let_go()
         return 0
 
-    def _watch_signals(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, self._asked_to_stop)
-        signal.signal(signal.SIGUSR1, self._asked_to_let_go)
+    def _wait_for_stop(self, signals: SignalQueue) -> int:
+        while True:
+            number = signals.wait()
+            if number in STOP_SIGNALS:
+                return int(number)
+            if number == signal.SIGUSR1:
+                self._let_go_or_resume()
+
+    def _stop_while_listening(self, number: int, signals: SignalQueue) -> None:
+        """Stop in another thread; the main one hears whether somebody has no patience, and waits for no lock."""
+
+        def stop() -> None:
+            try:
+                log.info("signal_received", signal=signal.Signals(number).name)
+                self.stop()
+            finally:
+                signals.wake()
+
+        try:
+            start_thread(threading.Thread(target=stop, name="stop", daemon=True))
+        except HostError:
+            stop()
+            return
+        end = time.monotonic() + STOP_GRACE_SECONDS + STOP_EXTRA_SECONDS
+        while (left := end - time.monotonic()) > 0:
+            again = signals.wait(left)
+            if again == 0:
+                return
+            if again in HURRY_SIGNALS:
+                self.endpoint.hurry()
+
+    def _dump_stacks_when_asked(self) -> None:
         state_dir = self.machine.paths.state_dir(self.settings.driver_name)
         try:
             state_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -271,13 +327,12 @@ class Daemon:
         # Written by C code: it works when every Python thread is stuck.
         faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
 
-    def _asked_to_stop(self, number: int, _frame: Any) -> None:
-        log.info("signal_received", signal=signal.Signals(number).name)
-        self._stop_asked.set()
-
-    def _asked_to_let_go(self, _number: int, _frame: Any) -> None:
+    def _let_go_or_resume(self) -> None:
         """SIGUSR1 lets go of NVML (for a driver unload or a GPU reset), and once more takes it up again."""
-        threading.Thread(target=self._toggle_nvml, name="nvml-release", daemon=True).start()
+        try:
+            start_thread(threading.Thread(target=self._toggle_nvml, name="nvml-release", daemon=True))
+        except HostError as error:
+            log.warning("nvml_release_failed", **error_fields(error))
 
     def _toggle_nvml(self) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import grpc
@@ -20,6 +21,8 @@ log = get_logger()
 
 # Longer than no prepare call runs: the kubelet gives up after 45 seconds.
 STOP_GRACE_SECONDS = 40.0
+# How often a stop that waits for calls looks whether somebody is in a hurry.
+_LOOK_SECONDS = 0.1
 
 
 class Endpoint:
@@ -53,6 +56,7 @@ class Endpoint:
         self._service_server = UnixServer(sockets.service, driver=driver, build=self._build_service)
         self._registration_server = self._registration.server(sockets.registration)
         self._registration_stopped = threading.Event()
+        self._hurry = threading.Event()
         self._guard = SocketGuard((self._service_server, self._registration_server))
 
     def start(self) -> None:
@@ -84,12 +88,23 @@ class Endpoint:
         """Leave, then finish the calls in flight; gives whether they all ended within the grace period."""
         self.leave()
         service = self._service_server.close(grace_seconds=grace_seconds)
-        finished = service.wait(timeout=grace_seconds + 1.0)
-        self._registration_stopped.wait(timeout=2.0)
+        finished = self._wait_for_calls(service, seconds=grace_seconds + 1.0)
+        self._wait_for_calls(self._registration_stopped, seconds=2.0)
         self._registration.shut()
         self._health.shut()
         self._prepare.shut()
         return finished
+
+    def hurry(self) -> None:
+        """Have a `stop` that runs in another thread, or will, leave the calls in flight behind."""
+        self._hurry.set()
+
+    def _wait_for_calls(self, ended: threading.Event, *, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while not ended.wait(_LOOK_SECONDS):
+            if self._hurry.is_set() or time.monotonic() >= end:
+                return False
+        return True
 
     @property
     def present(self) -> bool:

@@ -18,6 +18,7 @@ from dra.pb.services import Method
 from dra.plugin.call_pool import CallPool
 from dra.plugin.sockets import hidden_path, inode_of, refuses, unlink_own
 from dra.telemetry.log import get_logger
+from dra.telemetry.threads import start_thread
 
 log = get_logger()
 
@@ -30,6 +31,7 @@ MAX_STREAMS_PER_CONNECTION = 512
 MAX_CONCURRENT_CALLS = 1024
 # A client that connects and says nothing is dropped after this time.
 HANDSHAKE_TIMEOUT_MS = 5000
+_GUARD_SECONDS = 5.0
 
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -182,13 +184,14 @@ class SocketGuard:
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        start_thread(self._thread)
 
     def stop(self) -> None:
         """End the thread; after this returns no socket is re-created."""
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join()
+            # A file system that hangs must not keep the driver from ending.
+            self._thread.join(_GUARD_SECONDS)
 
     def open_all(self) -> None:
         """Serve for the first time, taking over names that others have; what cannot be opened is tried later."""
