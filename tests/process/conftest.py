@@ -28,7 +28,7 @@ class Running:
     @property
     def connection(self):
         """What the kubelet calls."""
-        return self.kubelet.wait_registered(DRIVER)
+        return self.kubelet.wait_registered(DRIVER, timeout_seconds=60)
 
     def prepare(self, *claims):
         """Call the driver as the kubelet does; gives the entry of each claim, in order."""
@@ -59,7 +59,7 @@ def running():
     node = Node()
     kubelet = node.kubelet()
     daemon = node.daemon("--inventory-interval=1", periods=SOON)
-    kubelet.wait_registered(DRIVER)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60)
     node.wait_published()
     yield Running(node, daemon, kubelet)
     assert daemon.terminate(within_seconds=5) == 0

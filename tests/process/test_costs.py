@@ -18,7 +18,7 @@ def worked():
     """A daemon that prepared five claims one after the other and unprepared them; with the requests of each call."""
     node = Node()
     kubelet, daemon = node.kubelet(), node.daemon()
-    connection = kubelet.wait_registered(DRIVER)
+    connection = kubelet.wait_registered(DRIVER, timeout_seconds=60)
     node.wait_published()
     requests, costs = node.api.requests, []
 

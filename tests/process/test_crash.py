@@ -15,7 +15,7 @@ def test_killed_in_prepare(node, step):
     """The retry gives the same device to the same claim, and the device is free for others afterwards."""
     kubelet = node.kubelet()
     doomed = node.daemon(crash_at=step)
-    before = kubelet.wait_registered(DRIVER)
+    before = kubelet.wait_registered(DRIVER, timeout_seconds=60)
     node.wait_published()
     pod = node.pod("p", node.claim("c", "gpu-2"))
     with pytest.raises(PrepareError):
@@ -36,7 +36,7 @@ def test_killed_in_prepare_and_the_pod_is_deleted(node, step):
     """Unprepare of what was half prepared cleans up, without the claim in the API."""
     kubelet = node.kubelet()
     doomed = node.daemon(crash_at=step)
-    before = kubelet.wait_registered(DRIVER)
+    before = kubelet.wait_registered(DRIVER, timeout_seconds=60)
     node.wait_published()
     pod = node.pod("p", node.claim("c", "gpu-2"))
     with pytest.raises(PrepareError):
@@ -54,7 +54,7 @@ def test_killed_in_unprepare(node, step):
     """The retry succeeds, a second unprepare too, and the device is free for another claim."""
     kubelet = node.kubelet()
     doomed = node.daemon(crash_at=step)
-    before = kubelet.wait_registered(DRIVER)
+    before = kubelet.wait_registered(DRIVER, timeout_seconds=60)
     node.wait_published()
     pod = node.pod("p", node.claim("c", "gpu-2"))
     kubelet.run_pod(pod)
@@ -86,7 +86,7 @@ def test_killed_in_the_rollback_of_a_failed_prepare(node, step):
     """A prepare that cannot write its CDI file rolls back; killed there, the retry succeeds once the cause is gone."""
     kubelet = node.kubelet()
     doomed = node.daemon(crash_at=step)
-    before = kubelet.wait_registered(DRIVER)
+    before = kubelet.wait_registered(DRIVER, timeout_seconds=60)
     node.wait_published()
     directory = node.root / "var/run/cdi"
     if directory.is_dir():

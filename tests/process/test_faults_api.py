@@ -50,7 +50,7 @@ def test_without_an_api_server_it_starts_registers_and_publishes_soon_after_it_i
     node.api.stop()
     daemon = node.daemon("--healthcheck-port=0")
     kubelet = node.kubelet()
-    kubelet.wait_registered(DRIVER)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60)
     # Calls are answered: a claim is refused with the cause, what is unknown is unprepared.
     connection = kubelet.connection(DRIVER)
     unknown = {
@@ -123,7 +123,7 @@ def test_an_api_server_that_hangs_costs_the_new_claim_eight_seconds_and_others_n
 def test_an_api_server_that_hangs_does_not_keep_the_driver_from_stopping(node):
     """F4 with F16."""
     daemon, kubelet = node.daemon(), node.kubelet()
-    kubelet.wait_registered(DRIVER)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60)
     node.wait_published()
     node.api.faults.set("freeze")
     wipe(node)

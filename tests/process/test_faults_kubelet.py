@@ -170,7 +170,7 @@ def test_two_instances_give_a_contested_device_to_one_claim_and_the_last_keeps_i
     """F27: two processes, one race; whichever instance stops, the other serves, and the slices stay."""
     kubelet = node.kubelet()
     old, new = node.daemon(pod_uid=new_uid()), node.daemon(pod_uid=new_uid())
-    kubelet.wait_registered(DRIVER, instances=2)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60, instances=2)
     published = node.wait_published()
     connections = kubelet.registry.connections(DRIVER)
     for round_ in range(5):
@@ -201,7 +201,7 @@ def test_two_instances_give_a_contested_device_to_one_claim_and_the_last_keeps_i
     assert new.terminate(within_seconds=5) == 0
     wait_until(lambda: len(kubelet.registry.connections(DRIVER)) == 1, what="one instance is left")
     kept = node.claim("kept", "gpu-6")
-    connection = kubelet.wait_registered(DRIVER)
+    connection = kubelet.wait_registered(DRIVER, timeout_seconds=60)
     assert connection.prepare([ref_of(kept)]).claims[kept["metadata"]["uid"]].error == ""
     assert contents(node.slices()) == contents(published)
     check_invariants(node, old)
@@ -212,7 +212,7 @@ def test_sigterm_while_calls_run_leaves_whole_claims_or_none(node, stopped_durin
     """F5: eight claims are under way when the driver is told to stop; the retry succeeds for all."""
     kubelet = node.kubelet()
     daemon = node.daemon()
-    connection = kubelet.wait_registered(DRIVER)
+    connection = kubelet.wait_registered(DRIVER, timeout_seconds=60)
     node.wait_published()
     claims = [node.claim(f"c{n}", f"gpu-{n}") for n in range(8)]
     refs = [ref_of(claim) for claim in claims]
@@ -230,7 +230,7 @@ def test_sigterm_while_calls_run_leaves_whole_claims_or_none(node, stopped_durin
     node.api.faults.clear()
     node.daemon()
     wait_until(lambda: kubelet.connection(DRIVER) not in (None, connection), what="registered again")
-    again = kubelet.wait_registered(DRIVER)
+    again = kubelet.wait_registered(DRIVER, timeout_seconds=60)
     answers = getattr(again, stopped_during)(refs).claims
     assert {answers[ref.uid].error for ref in refs} == {""}
     check_invariants(node)

@@ -20,7 +20,7 @@ def test_a_pod_gets_exactly_the_gpu_of_its_claim_and_nothing_is_left_afterwards(
     daemon, kubelet = node.daemon(), node.kubelet()
     (published,) = node.wait_published()
     assert [device["name"] for device in published["spec"]["devices"]] == [f"gpu-{n}" for n in range(8)]
-    kubelet.wait_registered(DRIVER)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60)
     pod = node.pod("p", node.claim("c", "gpu-3"))
     view = kubelet.run_pod(pod).views["main"]
     assert view.gpus == (3,)
@@ -47,7 +47,7 @@ def test_a_restarted_kubelet_registers_the_driver_and_gets_the_wiped_slices_back
     node.daemon()
     first = node.kubelet()
     before = node.wait_published()
-    first.wait_registered(DRIVER)
+    first.wait_registered(DRIVER, timeout_seconds=60)
     pod = node.pod("p", node.claim("c", "gpu-0"))
     first.run_pod(pod)
     first.stop()
@@ -72,7 +72,7 @@ def test_sockets_of_a_killed_run_do_not_hinder_the_next(node):
     """F3."""
     kubelet = node.kubelet()
     killed = node.daemon()
-    kubelet.wait_registered(DRIVER)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60)
     killed.kill()
     left = {path.name for path in node.registry.iterdir()}
     assert left == {f"{DRIVER}-reg.sock"}
@@ -96,7 +96,7 @@ def test_sockets_of_a_killed_pod_are_removed_by_the_next(node):
     killed.kill()
     kubelet = node.kubelet()
     node.daemon(pod_uid=new_uid())
-    kubelet.wait_registered(DRIVER)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60)
     assert not stale.exists()
     check_invariants(node, noted=["stale_socket_removed"])
 
@@ -104,7 +104,7 @@ def test_sockets_of_a_killed_pod_are_removed_by_the_next(node):
 def test_sigterm_while_idle_removes_the_sockets_and_keeps_slices_and_cdi_files(node):
     """F4."""
     daemon, kubelet = node.daemon(), node.kubelet()
-    kubelet.wait_registered(DRIVER)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60)
     kubelet.wait_health(DRIVER, lambda connection: connection.health_messages > 0)
     kubelet.run_pod(node.pod("p", node.claim("c", "gpu-0")))
     published = node.wait_published()
@@ -120,7 +120,7 @@ def test_sigterm_while_idle_removes_the_sockets_and_keeps_slices_and_cdi_files(n
 def test_sigterm_during_a_prepare_call_lets_it_finish(node):
     """F5."""
     daemon, kubelet = node.daemon(), node.kubelet()
-    kubelet.wait_registered(DRIVER)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60)
     node.wait_published()
     pod = node.pod("p", node.claim("c", "gpu-0"))
     # The second reading of the claim is the driver's; the first is the kubelet's own.
@@ -146,7 +146,7 @@ def test_sigterm_during_a_prepare_call_lets_it_finish(node):
         assert outcome[0].views["main"].gpus == (0,)
     node.api.faults.clear()
     node.daemon()
-    kubelet.wait_registered(DRIVER)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60)
     assert kubelet.run_pod(pod).views["main"].gpus == (0,)
     check_invariants(node)
     kubelet.stop_pod(pod)
@@ -157,12 +157,12 @@ def test_two_instances_of_a_rolling_update_answer_alike_and_the_slices_stay(node
     """F27."""
     kubelet = node.kubelet(timings=FAST)
     old = node.daemon(pod_uid=new_uid())
-    kubelet.wait_registered(DRIVER)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60)
     pod = node.pod("p", node.claim("c", "gpu-5"))
     kubelet.run_pod(pod)
     published = node.wait_published()
     new = node.daemon(pod_uid=new_uid())
-    kubelet.wait_registered(DRIVER, instances=2)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60, instances=2)
     answers = []
     for connection in kubelet.registry.connections(DRIVER):
         cached = kubelet.manager.cache.claims["default", "c"]
@@ -171,7 +171,7 @@ def test_two_instances_of_a_rolling_update_answer_alike_and_the_slices_stay(node
     assert answers[0].devices[0].device_name == "gpu-5"
     assert old.terminate(within_seconds=2) == 0
     wait_until(lambda: len(kubelet.registry.connections(DRIVER)) == 1)
-    assert kubelet.wait_registered(DRIVER).connected
+    assert kubelet.wait_registered(DRIVER, timeout_seconds=60).connected
     wait_until(lambda: new.logged("server_version_known"), what="the new instance publishes")
     check_invariants(node, new)
     kubelet.stop_pod(pod)
@@ -197,7 +197,7 @@ def test_without_an_api_server_it_is_alive_registered_and_not_ready_until_that_c
     daemon = node.daemon("--healthcheck-port=0")
     port = wait_until(lambda: daemon.logged("plugin_started"))[0]["probe_port"]
     kubelet = node.kubelet()
-    kubelet.wait_registered(DRIVER)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60)
     wait_until(lambda: daemon.logged("pool_publish_failed"))
     assert probe(port, "liveness") == (HealthCheckResponse.SERVING, "")
     status, missing = probe(port, "readiness")

@@ -98,7 +98,7 @@ def test_a_partition_made_for_a_pod_and_destroyed_after_it_changes_nothing_that_
     on = node("1.36")
     daemon = on.daemon("--mig-mode", "dynamic", "--inventory-interval", "1")
     kubelet = on.kubelet()
-    kubelet.wait_registered(DRIVER)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60)
     before = versions(published(on, 8 * 26))
     gpu = on.machine.profile.gpus[3].uuid
     pod = on.pod("p", on.claim("c", "gpu-3-mig-1g10gb-19-6"))
