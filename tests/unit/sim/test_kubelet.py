@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from dra.pb.services import (
     SUPPORTED_VERSIONS,
     UNPREPARE_V1,
 )
+from dra.plugin.call_pool import CallPool
 from dra.plugin.endpoint import Endpoint
 from dra.plugin.server import UnixServer, build_server
 from dra.plugin.sockets import plan_sockets
@@ -79,7 +79,7 @@ class Claims:
             self.wiped.append(field_selector)
             self.wipe.notify_all()
 
-    def wait_wiped(self, selector, timeout=5):
+    def wait_wiped(self, selector, timeout=60):
         with self.wipe:
             return self.wipe.wait_for(lambda: selector in self.wiped, timeout)
 
@@ -188,7 +188,7 @@ def odd_plugin(root):
             methods.append(
                 (UNPREPARE_V1, lambda request, _context: unprepare(request, UNPREPARE_V1.response()))
             )
-        pool = ThreadPoolExecutor(8)
+        pool = CallPool("odd", threads=8)
         server = UnixServer(path, driver=name, build=lambda: build_server(methods, pool=pool))
         path.parent.mkdir(exist_ok=True)
         server.open()
@@ -201,7 +201,7 @@ def odd_plugin(root):
         pool.shutdown()
 
 
-def wait_for(condition, seconds=5.0):
+def wait_for(condition, seconds=60.0):
     ticks = threading.Event()
     for _ in range(int(seconds / 0.01)):
         if condition():
