@@ -8,10 +8,10 @@ removes them.
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -63,16 +63,21 @@ class _Stopped(BaseException):
 
 
 class _Signals:
-    """SIGINT, SIGTERM and SIGHUP end a cluster: during the start by an exception, afterwards by an event."""
+    """SIGINT, SIGTERM and SIGHUP end a cluster: during the start by an exception, afterwards `wait` returns."""
 
     def __init__(self) -> None:
-        self.stop = threading.Event()
+        # Source: queue.SimpleQueue: a handler may put into it while its own thread gets; an Event would deadlock.
+        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.starting = True
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._came)
 
-    def _came(self, _number: int, _frame: FrameType | None) -> None:
-        self.stop.set()
+    def wait(self) -> None:
+        """Wait for a signal, or return at once if one came."""
+        self._signals.get()
+
+    def _came(self, number: int, _frame: FrameType | None) -> None:
+        self._signals.put(number)
         if self.starting:
             self.starting = False
             raise _Stopped
@@ -107,7 +112,7 @@ def run_up(settings: UpSettings, say: Callable[[str], None]) -> None:
                 _running_file(mine, cluster).write(root)
                 signals.starting = False
                 say(f"export KUBECONFIG={cluster.kubeconfig}")
-                signals.stop.wait()
+                signals.wait()
             finally:
                 door.close()
     except _Stopped:
