@@ -54,6 +54,18 @@ log = get_logger()
 _WORKERS = 4
 
 
+class _CallInProcess:
+    """What the service asks of a call's context: whether the kubelet still waits, and for how long (45 s)."""
+
+    @staticmethod
+    def is_active() -> bool:
+        return True
+
+    @staticmethod
+    def time_remaining() -> float:
+        return 45.0
+
+
 class LocalApi:
     """The API server's calls that pods and claims of a node need, without sockets. Raises KubeError."""
 
@@ -144,8 +156,7 @@ class EngineCalls:
         request: Any = method.request()
         for ref in claims:
             request.claims.add(namespace=ref.namespace, name=ref.name, uid=ref.uid)
-        # The service never looks at the context of a call.
-        context: Any = None
+        context: Any = _CallInProcess()
         return self._behaviours[method.path](request, context)
 
 
