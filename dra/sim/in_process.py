@@ -142,7 +142,10 @@ class EngineCalls:
     """The two calls of a plugin as function calls; the messages are made by the plugin's own service."""
 
     def __init__(self, engine: Engine) -> None:
-        self._behaviours = {method.path: behaviour for method, behaviour in PrepareService(engine).methods()}
+        service = PrepareService(engine)
+        self._behaviours = {method.path: behaviour for method, behaviour in service.methods()}
+        # Its threads serve sockets, and there are none here.
+        service.shut()
 
     def prepare(self, claims: Iterable[ClaimRef]) -> Any:
         """Call NodePrepareResources."""
