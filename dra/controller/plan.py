@@ -20,6 +20,7 @@ from dra.controller.shape import (
     slice_name,
     slice_spec,
     with_taint_times,
+    without_taints,
 )
 
 Json = dict[str, Any]
@@ -72,6 +73,8 @@ def plan_pool(
 
     * nothing differs: nothing is done;
     * exactly one slice differs, or slices are missing and the others are right: the generation stays;
+    * several slices differ, in nothing but taints: the generation stays too, for each state in between is a pool
+      that the node could have, and with a new one nothing could be allocated until the last slice is written;
     * anything else: the highest generation seen plus one, in all slices.
     """
     forms = [normal_form(content) for content in contents]
@@ -90,11 +93,8 @@ def plan_pool(
         )
 
     def is_right(index: int, obj: Json) -> bool:
-        return (
-            _generation(obj) == top
-            and _pool(obj).get("resourceSliceCount") == len(contents)
-            and _is_owned(obj, identity)
-            and _says(obj, index, forms[index], memory)
+        return _current(obj, top, count=len(contents), identity=identity) and _says(
+            obj, index, forms[index], memory
         )
 
     changed = [index for index, obj in usable.items() if not is_right(index, obj)]
@@ -102,7 +102,12 @@ def plan_pool(
     in_the_way = any(
         _pool(obj).get("name") == identity.pool_name and _generation(obj) == top for obj in surplus
     )
-    bump = in_the_way or len(changed) > 1 or bool(changed and missing)
+    only_taints = not missing and all(
+        _current(usable[index], top, count=len(contents), identity=identity)
+        and without_taints(normal_form(usable[index].get("spec") or {})) == without_taints(forms[index])
+        for index in changed
+    )
+    bump = in_the_way or (len(changed) > 1 and not only_taints) or bool(changed and missing)
     generation = top + 1 if bump else top
     writes = sorted(usable) if bump else changed
     return PoolPlan(
@@ -146,6 +151,13 @@ def _sorted_out(
         else:
             surplus.append(obj)
     return usable, surplus
+
+
+def _current(obj: Json, top: int, *, count: int, identity: PoolIdentity) -> bool:
+    """Whether a stored slice counts as part of the pool as it is now, whatever it holds."""
+    return (
+        _generation(obj) == top and _pool(obj).get("resourceSliceCount") == count and _is_owned(obj, identity)
+    )
 
 
 def _says(obj: Json, index: int, wanted: Json, memory: Memory) -> bool:

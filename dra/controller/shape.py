@@ -243,6 +243,14 @@ def with_taint_times(content: Json, times: TaintTimes) -> Json:
     return {**content, "devices": [device_with_times(device) for device in content["devices"]]}
 
 
+def without_taints(form: Json) -> Json:
+    """Give a normal form without the taints of its devices."""
+    if "devices" not in form:
+        return form
+    devices = [{key: value for key, value in device.items() if key != "taints"} for device in form["devices"]]
+    return {**form, "devices": devices}
+
+
 def _taint_key(device: Mapping[str, Any], taint: Mapping[str, Any]) -> tuple[str, str, str, str]:
     return (
         str(device.get("name")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,22 +24,30 @@ class DeviceCondition:
 
 
 def plan_conditions(
-    inventory: Inventory, *, pool: str, devices: Iterable[str]
+    inventory: Inventory,
+    *,
+    pool: str,
+    devices: Iterable[str],
+    unhealthy: Mapping[str, str] | None = None,
 ) -> tuple[DeviceCondition, ...]:
     """Give the condition of each published device, in order of names.
 
     A GPU that the scan could not fully read is unhealthy with the scan's reason, and so are its partitions; one
-    that is published and no longer found is too.
+    that is published and no longer found is too. `unhealthy` are messages by device name from whoever watches the
+    GPUs; that of a GPU (`gpu-3`) holds for its partitions, and all of them say more than the scan's code.
     """
     reasons = {gpu.minor: gpu.unusable for gpu in inventory.gpus}
-    return tuple(_condition(pool, name, reasons) for name in sorted(devices))
+    return tuple(_condition(pool, name, reasons, unhealthy or {}) for name in sorted(devices))
 
 
-def _condition(pool: str, device: str, reasons: dict[int, str]) -> DeviceCondition:
+def _condition(
+    pool: str, device: str, reasons: Mapping[int, str], unhealthy: Mapping[str, str]
+) -> DeviceCondition:
     parsed = parse_device_name(device)
     if not isinstance(parsed, GpuName | MigName):
         return DeviceCondition(pool, device, "Unknown", "the device has no name of this driver")
     reason = reasons.get(parsed.minor, f"GPU {parsed.minor} is not found on the node")
+    reason = unhealthy.get(device) or unhealthy.get(str(GpuName(parsed.minor))) or reason
     return DeviceCondition(pool, device, "Unhealthy" if reason else "Healthy", reason)
 
 

@@ -7,7 +7,7 @@ it left out. Until it does, the newest server is assumed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from dra.health.feed import HealthFeed, plan_conditions
@@ -15,6 +15,7 @@ from dra.inventory.diff import InventoryDiff
 from dra.inventory.model import Inventory
 from dra.slices.features import NEWEST, ServerFeatures
 from dra.slices.pool import MigMode, PoolContent, build_pool
+from dra.slices.taints import Taint
 from dra.telemetry.log import get_logger
 
 log = get_logger()
@@ -46,6 +47,9 @@ class PoolSource:
         self._inventory: Inventory | None = None
         self._features = NEWEST
         self._problems: tuple[object, ...] = ()
+        # By source; the order in which sources first spoke decides between equal keys.
+        self._taints: dict[str, dict[str, tuple[Taint, ...]]] = {}
+        self._unhealthy: dict[str, dict[str, str]] = {}
         self._publish: Callable[[PoolContent], None] = lambda _pool: None
 
     def publish_to(self, publish: Callable[[PoolContent], None]) -> None:
@@ -61,6 +65,30 @@ class PoolSource:
         """Take a new inventory (a subscriber of the live inventory)."""
         with self._lock:
             self._inventory = inventory
+            self._build()
+
+    def set_taints(
+        self,
+        source: str,
+        taints: Mapping[str, tuple[Taint, ...]],
+        *,
+        unhealthy: Mapping[str, str] | None = None,
+    ) -> None:
+        """Replace all taints that one source (`health`, `policy`) has set; published at once if anything differs.
+
+        Args:
+            source: who says it. Where two sources have a taint of the same key and effect, the one that spoke first
+                after the start is kept.
+            taints: by device name; those of a GPU (`gpu-3`) hold for its partitions too. A device that is not
+                published (yet) is no error. A taint without `time_added` keeps the time that the API has for it.
+            unhealthy: by device name, what the health stream says of it, with or without a taint.
+        """
+        wanted = {device: tuple(each) for device, each in sorted(taints.items()) if each}
+        messages = dict(unhealthy or {})
+        with self._lock:
+            if wanted == self._taints.get(source, {}) and messages == self._unhealthy.get(source, {}):
+                return
+            self._taints[source], self._unhealthy[source] = wanted, messages
             self._build()
 
     def server_is(self, version: tuple[int, int]) -> None:
@@ -91,14 +119,25 @@ class PoolSource:
             driver=self._driver,
             features=self._features,
             mig_mode=self._mig_mode,
+            taints=self._all_taints(),
         )
         names = [str(device["name"]) for device in pool.devices]
-        self._feed.publish(plan_conditions(self._inventory, pool=pool.pool_name, devices=names))
+        messages = {name: text for each in self._unhealthy.values() for name, text in each.items()}
+        self._feed.publish(
+            plan_conditions(self._inventory, pool=pool.pool_name, devices=names, unhealthy=messages)
+        )
         for problem in pool.problems:
             if problem not in self._problems:
                 log.warning("device_published_with_problem", problem=str(problem))
         self._problems = pool.problems
         self._publish(pool)
+
+    def _all_taints(self) -> dict[str, tuple[Taint, ...]]:
+        together: dict[str, tuple[Taint, ...]] = {}
+        for taints in self._taints.values():
+            for device, each in taints.items():
+                together[device] = (*together.get(device, ()), *each)
+        return together
 
 
 def narrow(features: ServerFeatures, gates: Collection[str]) -> ServerFeatures:

@@ -74,6 +74,20 @@ class TestGenerations:
         assert not plan.create
         assert not plan.delete
 
+    def test_taints_in_several_slices_keep_the_generation(self) -> None:
+        taint = [{"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"}]
+        ill = pools([gpu("gpu-0", taints=taint)], [gpu("gpu-1", taints=taint)])
+        for before, after in ((TWO, ill), (ill, TWO)):
+            plan = planned(after, stored_as(before, generation=7))
+            assert [index for index, _ in plan.update] == [0, 1]
+            assert generations(plan) == {7}
+        # With anything else it is a new pool.
+        other = pools([gpu("gpu-0", taints=taint)], [gpu("gpu-9", taints=taint)])
+        assert generations(planned(other, stored_as(TWO, generation=7))) == {8}
+        # And a slice of an older generation is brought up to the newest with the others.
+        mixed = [*stored_as(TWO, generation=6)[:1], *stored_as(TWO, generation=7)[1:]]
+        assert generations(planned(ill, mixed)) == {8}
+
     def test_two_changed_slices_move_all_to_the_next_generation(self) -> None:
         plan = planned(TWO_OTHER, stored_as(TWO, generation=7))
         assert [index for index, _ in plan.update] == [0, 1]

@@ -17,6 +17,7 @@ from dra.plugin.pool_source import PoolSource, narrow
 from dra.prepare.record import JournalEntry, Record
 from dra.prepare.store import RecordStore
 from dra.slices.features import ServerFeatures
+from dra.slices.taints import Taint
 from dra.values import PciAddress
 
 
@@ -108,6 +109,73 @@ def test_each_gate_switches_off_its_own_feature():
     assert not narrow(full, ["DRAPartitionableDevices"]).partitionable
     assert not narrow(full, ["DRAConsumableCapacity"]).consumable
     assert narrow(full, ["Other"]) == full
+
+
+# Taints
+
+XID = Taint("gpu.nvidia.com/xid", "NoSchedule", "79")
+REMARK = Taint("gpu.nvidia.com/xid", "None", "13")
+DRAINING = Taint("gpu.nvidia.com/draining", "NoSchedule")
+
+
+def taints(pool):
+    return {device["name"]: device["taints"] for device in pool.devices if "taints" in device}
+
+
+def test_taints_of_each_source_are_published_until_it_takes_them_back():
+    made, look, pools, feed = source()
+    made.set_taints("health", {"gpu-1": (XID,)}, unhealthy={"gpu-1": "XID 79"})
+    assert pools == []
+    look(gpu(0), gpu(1))
+    assert taints(pools[-1]) == {"gpu-1": [XID.as_json()]}
+    assert [(c.device, c.state, c.message) for c in feed.current()[1]] == [
+        ("gpu-0", "Healthy", ""), ("gpu-1", "Unhealthy", "XID 79"),
+    ]  # fmt: skip
+    made.set_taints("policy", {"gpu-0": (DRAINING,), "gpu-1": (DRAINING,)})
+    assert taints(pools[-1]) == {
+        "gpu-0": [DRAINING.as_json()], "gpu-1": [DRAINING.as_json(), XID.as_json()],
+    }  # fmt: skip
+    made.set_taints("health", {})
+    assert taints(pools[-1]) == {"gpu-0": [DRAINING.as_json()], "gpu-1": [DRAINING.as_json()]}
+    assert [c.state for c in feed.current()[1]] == ["Healthy", "Healthy"]
+
+
+def test_the_same_taints_again_publish_nothing():
+    made, look, pools, _ = source()
+    look(gpu(0))
+    made.set_taints("health", {"gpu-0": (XID,)})
+    before = len(pools)
+    made.set_taints("health", {"gpu-0": (XID,), "gpu-1": ()})
+    made.set_taints("policy", {})
+    assert len(pools) == before
+
+
+def test_a_remark_is_for_servers_that_know_the_effect_none():
+    made, look, pools, _ = source()
+    look(gpu(0))
+    made.set_taints("health", {"gpu-0": (REMARK,)})
+    assert taints(pools[-1]) == {"gpu-0": [REMARK.as_json()]}
+    made.server_is((1, 34))
+    # Neither a taint, nor withheld: nothing keeps pods away from it.
+    assert taints(pools[-1]) == {}
+    assert names(pools[-1]) == ["gpu-0"]
+
+
+def test_taints_of_a_gpu_hold_for_its_partitions():
+    pools, feed = [], HealthFeed()
+    made = PoolSource("gpu.nvidia.com", "node-a", feed=feed, mig_mode="dynamic")
+    made.publish_to(pools.append)
+    content = inventory(replace(gpu(0), mig_capable=True, mig_profiles=(PROFILE,)), gpu(1))
+    made.inventory_changed(content, diff(Inventory(), content))
+    made.set_taints("health", {"gpu-0": (XID,)}, unhealthy={"gpu-0": "XID 79"})
+    ill = {"gpu-0", "gpu-0-mig-1g10gb-19-0", "gpu-0-mig-1g10gb-19-1"}
+    assert set(taints(pools[-1])) == ill
+    assert {c.device for c in feed.current()[1] if c.state == "Unhealthy"} == ill
+    made.set_taints(
+        "health", {"gpu-0-mig-1g10gb-19-1": (XID,)}, unhealthy={"gpu-0-mig-1g10gb-19-1": "XID 43"}
+    )
+    assert set(taints(pools[-1])) == {"gpu-0-mig-1g10gb-19-1"}
+    assert {c.device for c in feed.current()[1] if c.state == "Unhealthy"} == {"gpu-0-mig-1g10gb-19-1"}
 
 
 # Partitions on demand
