@@ -251,6 +251,10 @@ class NodeSettings:
         return found
 
 
+# What holds where nobody says anything.
+NO_SETTINGS = NodeSettings()
+
+
 def parse_sharing(text: str) -> NodeSettings:
     """Read the flag `--sharing`: `KIND`, or with commas `[GPUS=]KIND` for some GPUs.
 

@@ -101,7 +101,8 @@ def add_arguments(parser: argparse.ArgumentParser, environment: Mapping[str, str
     )
     parser.add_argument(
         "--sharing", "--consumable-shares", dest="sharing", default=shares, metavar="KIND",
-        help="how claims may share a device [SHARING, CONSUMABLE_SHARES]",
+        help="how claims may share a GPU: exclusive, memory, unlimited or a number of shares, also for single GPUs "
+        "(exclusive,NVIDIA-L40S=10) and with /none, /cooperative or /required for the limits [SHARING, CONSUMABLE_SHARES]",
     )  # fmt: skip
     parser.add_argument(
         "-v",
@@ -124,6 +125,7 @@ def settings_from(args: argparse.Namespace, environment: Mapping[str, str]) -> A
         PluginSettings,
         check_settings,
         gates_without_effect,
+        gpu_settings_of,
         mig_mode_of,
         parse_crash_point,
         parse_gates,
@@ -153,7 +155,7 @@ def settings_from(args: argparse.Namespace, environment: Mapping[str, str]) -> A
         driver_capabilities=args.driver_capabilities,
         nvml_hold=args.nvml_hold,
         mig_mode=mig_mode_of(args.mig_mode, gates),
-        sharing=args.sharing,
+        gpus=gpu_settings_of(args.sharing, gates),
         inventory_interval_seconds=args.inventory_interval,
         start_jitter_seconds=args.start_jitter,
         kubeconfig=args.kubeconfig,
@@ -177,7 +179,6 @@ def _not_yet(args: argparse.Namespace) -> list[str]:
     asked = {
         "--http-endpoint": bool(args.http_endpoint),
         "--additional-xids-to-ignore": bool(args.additional_xids_to_ignore),
-        f"--sharing {args.sharing}": args.sharing not in ("", "disabled"),
     }
     return [name for name, wanted in asked.items() if wanted]
 

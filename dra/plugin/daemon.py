@@ -39,7 +39,7 @@ from dra.plugin.machine import Machine
 from dra.plugin.mig_port import MigPort
 from dra.plugin.owned import owned_by
 from dra.plugin.pool_source import PoolSource
-from dra.plugin.ports import ClaimEvents, ClaimPort, GpuUsers
+from dra.plugin.ports import ClaimEvents, ClaimPort, GpuUsers, NodeEvents
 from dra.plugin.probe import Probe
 from dra.plugin.readiness import Readiness
 from dra.plugin.settings import PluginSettings, describe_ignored
@@ -101,6 +101,8 @@ class Daemon:
             feed=self.feed,
             mig_mode=settings.mig_mode,
             keeps_counters=self._keeps_counters,
+            settings=settings.gpus,
+            on_problem=NodeEvents(self.events, settings.node_name).problem,
         )
         self.publisher = Publisher(
             self.client,

@@ -10,9 +10,11 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
+from dra.api.gpu_settings import NO_SETTINGS, NodeSettings
 from dra.health.feed import HealthFeed, plan_conditions
 from dra.inventory.diff import InventoryDiff
 from dra.inventory.model import Inventory
+from dra.slices.devices import SliceProblem
 from dra.slices.features import NEWEST, ServerFeatures
 from dra.slices.pool import MigMode, PoolContent, build_pool
 from dra.slices.taints import Taint
@@ -30,6 +32,8 @@ class PoolSource:
         feed: takes the health of the pool's devices.
         mig_mode: which partitions are published; `dynamic` needs a server that keeps counters.
         keeps_counters: asks a server of this version whether it does; None if it did not say.
+        settings: what holds for each GPU.
+        on_problem: hears once of each device that could not be published as it should be.
     """
 
     def __init__(
@@ -40,9 +44,12 @@ class PoolSource:
         feed: HealthFeed,
         mig_mode: MigMode = "static",
         keeps_counters: Callable[[tuple[int, int]], bool | None] = lambda _version: None,
+        settings: NodeSettings = NO_SETTINGS,
+        on_problem: Callable[[SliceProblem], None] = lambda _problem: None,
     ) -> None:
         self._driver, self._node_name, self._feed, self._mig_mode = driver, node_name, feed, mig_mode
         self._keeps_counters = keeps_counters
+        self._settings, self._mps, self._on_problem = settings, False, on_problem
         self._lock = threading.Lock()
         self._inventory: Inventory | None = None
         self._features = NEWEST
@@ -91,6 +98,20 @@ class PoolSource:
             self._taints[source], self._unhealthy[source] = wanted, messages
             self._build()
 
+    def settings_changed(self, settings: NodeSettings) -> None:
+        """Take what holds for each GPU from now on."""
+        with self._lock:
+            if settings != self._settings:
+                self._settings = settings
+                self._build()
+
+    def mps_is(self, available: bool) -> None:
+        """Take whether MPS daemons can be had on this node: only then do shares have limits."""
+        with self._lock:
+            if available != self._mps:
+                self._mps = available
+                self._build()
+
     def server_is(self, version: tuple[int, int]) -> None:
         """Take the API server's version; asks it about counters if partitions are offered on demand."""
         features = ServerFeatures.of_version(*version)
@@ -120,6 +141,8 @@ class PoolSource:
             features=self._features,
             mig_mode=self._mig_mode,
             taints=self._all_taints(),
+            settings=self._settings,
+            mps=self._mps,
         )
         names = [str(device["name"]) for device in pool.devices]
         messages = {name: text for each in self._unhealthy.values() for name, text in each.items()}
@@ -129,6 +152,7 @@ class PoolSource:
         for problem in pool.problems:
             if problem not in self._problems:
                 log.warning("device_published_with_problem", problem=str(problem))
+                self._on_problem(problem)
         self._problems = pool.problems
         self._publish(pool)
 

@@ -13,6 +13,8 @@ from dra.nvml.session import NvmlSession
 from dra.prepare.model import Notice
 from dra.prepare.partitions import DEVICE_KIND, look_in
 from dra.prepare.record import Record
+from dra.slices.devices import SliceProblem
+from dra.slices.sharing import NOT_SHARED
 from dra.telemetry.log import error_fields, get_logger
 
 if TYPE_CHECKING:
@@ -66,6 +68,24 @@ class ClaimEvents:
 
         about = ObjectReference("resource.k8s.io/v1", "ResourceClaim", ref.name, ref.uid, ref.namespace)
         self._events.emit(about, "Warning" if warning else "Normal", reason, message)
+
+
+class NodeEvents:
+    """Says on the Node in the API what keeps its GPUs from being published as they should be."""
+
+    def __init__(self, events: EventRecorder, node_name: str) -> None:
+        self._events, self._node_name = events, node_name
+
+    def problem(self, problem: SliceProblem) -> None:
+        """Write an Event about a device that is published as exclusive though it should be shared."""
+        if problem.code != NOT_SHARED:
+            return
+        from dra.kube.events import ObjectReference
+
+        # The kubelet too refers to its node by the name in place of the UID.
+        about = ObjectReference("v1", "Node", self._node_name, self._node_name)
+        text = f"{problem.code}: {problem.message}. {problem.remedy}"
+        self._events.emit(about, "Warning", "GpuSharingNotPublished", text)
 
 
 class GpuUsers:

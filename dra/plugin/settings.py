@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+from dra.api.gpu_settings import NO_SETTINGS, NodeSettings, parse_sharing
 from dra.errors import ConfigError
 from dra.slices.partitions import MigMode
 from dra.values import is_dns_label, is_dns_subdomain
@@ -63,6 +64,7 @@ class PluginSettings:
         driver_root_host: the NVIDIA driver's root as the host spells it.
         driver_root: the same as this process sees it; None: found out.
         plugins_dir, registry_dir, cdi_root: None: the usual places.
+        gpus: what the flags say of single GPUs: how they are shared.
         healthcheck_port: TCP port of the probe; negative: none.
         gates: NVIDIA's feature gates that were set.
         ignored: flags that were given and have no effect, for a warning.
@@ -84,7 +86,7 @@ class PluginSettings:
     driver_capabilities: str = ""
     nvml_hold: str = "auto"
     mig_mode: MigMode = DEFAULT_MIG_MODE
-    sharing: str = "disabled"
+    gpus: NodeSettings = NO_SETTINGS
     inventory_interval_seconds: float = 30.0
     start_jitter_seconds: float = 0.0
     kubeconfig: str = ""
@@ -170,6 +172,16 @@ def mig_mode_of(asked: str, gates: Mapping[str, bool]) -> MigMode:
     if gate is None:
         return DEFAULT_MIG_MODE
     return "dynamic" if gate else "static"
+
+
+def gpu_settings_of(sharing: str, gates: Mapping[str, bool]) -> NodeSettings:
+    """Give what `--sharing` says of the GPUs; nothing is shared where NVIDIA's gate ConsumableShares is off.
+
+    Raises:
+        ConfigError: DRA-SHARING-KIND.
+    """
+    asked = parse_sharing(sharing)
+    return asked if gates.get("ConsumableShares", True) else NO_SETTINGS
 
 
 def parse_gates(text: str) -> dict[str, bool]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dra.api.gpu_settings import NO_SETTINGS, NodeSettings
 from dra.inventory.model import Gpu, Inventory
 from dra.inventory.names import GpuName
 from dra.slices.devices import SliceProblem, gpu_device, mig_device
@@ -17,6 +18,7 @@ from dra.slices.features import ServerFeatures
 from dra.slices.layout import GpuGroup, SliceContent, lay_out
 from dra.slices.partitions import MigMode, counter_set, plan_forms, possible_devices, whole_device
 from dra.slices.rules import MAX_ATTRIBUTES_AND_CAPACITIES, check_device
+from dra.slices.sharing import share_device
 from dra.slices.taints import Taint, merge_taints, taint_of_unusable
 from dra.slices.validate import validate_slices
 
@@ -69,6 +71,8 @@ def build_pool(
     pool_name: str = "",
     taints: Mapping[str, tuple[Taint, ...]] | None = None,
     mig_mode: MigMode = "static",
+    settings: NodeSettings = NO_SETTINGS,
+    mps: bool = False,
 ) -> PoolContent:
     """Give the pool that a node publishes.
 
@@ -82,6 +86,8 @@ def build_pool(
 
         mig_mode: `dynamic` lists every partition that could be made, with counters, where the server keeps those;
             `static` those that exist; `none` no partitions.
+        settings: what holds for each GPU: how it is shared, partitions like the whole.
+        mps: MPS daemons can be had on this node, so that shares can be held to their amounts.
 
     A GPU in MIG mode is not listed as a whole, unless its partitions are made on demand. A device that must not be
     given out is tainted; on a server without taints it is withheld, which is safe: a claim that has it keeps it.
@@ -97,7 +103,10 @@ def build_pool(
                 continue
             names.add(shared["name"])
         for device in devices:
-            fit = _fit(device, problems)
+            shared_out = share_device(
+                device, gpu, settings=settings, features=features, mps=mps, problems=problems
+            )
+            fit = _fit(shared_out, problems)
             name = device["name"]
             if fit is None or not _is_free(name, names, gpu, problems):
                 continue

@@ -42,11 +42,11 @@ def test_every_flag_of_nvidias_plugin_parses_and_those_without_effect_are_listed
     assert settings.registry_dir == Path("/k/plugins_registry")
     assert settings.healthcheck_port == 51515
     assert settings.ignored_xids == (13, 31)
-    assert settings.sharing == "memory"
+    assert settings.gpus.base.sharing.strategy == "memory"
     assert settings.gates == {"TimeSlicingSettings": True, "DynamicMIG": False}
     assert set(settings.ignored) == {
         "--image-name", "--image-pull-secrets", "--image-pull-policy", "--service-account-name",
-        "--log-flush-frequency", "--vmodule", "--http-endpoint", "--additional-xids-to-ignore", "--sharing memory",
+        "--log-flush-frequency", "--vmodule", "--http-endpoint", "--additional-xids-to-ignore",
     }  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def test_every_environment_name_of_nvidias_plugin_counts():
     settings = read(
         NAMESPACE="dra", CDI_ROOT="/cdi", NVIDIA_DRIVER_ROOT="/drv", DRIVER_ROOT_CTR_PATH="/ctr", HOST_ROOT="/host-root",
         NVIDIA_CDI_HOOK_PATH="/hook", IMAGE_NAME="i", IMAGE_PULL_SECRETS="s", IMAGE_PULL_POLICY="p",
-        SERVICE_ACCOUNT_NAME="sa", HEALTHCHECK_PORT="51515", HTTP_ENDPOINT=":8080", CONSUMABLE_SHARES="x",
+        SERVICE_ACCOUNT_NAME="sa", HEALTHCHECK_PORT="51515", HTTP_ENDPOINT=":8080", CONSUMABLE_SHARES="8",
         POD_UID="0a1b2c3d-0000-4000-8000-0123456789ab", FEATURE_GATES="MPSSupport=false", KUBE_API_QPS="7.5",
     )  # fmt: skip
     assert settings.cdi_root == Path("/cdi")
@@ -62,7 +62,8 @@ def test_every_environment_name_of_nvidias_plugin_counts():
     assert settings.host_root == Path("/host-root")
     assert settings.pod_uid.startswith("0a1b2c3d")
     assert settings.gates == {"MPSSupport": False}
-    assert (settings.kube_qps, settings.http_endpoint, settings.sharing) == (7.5, ":8080", "x")
+    assert (settings.kube_qps, settings.http_endpoint) == (7.5, ":8080")
+    assert settings.gpus.base.sharing.shares == 8
 
 
 def test_the_older_name_of_the_driver_root_counts_and_the_newer_wins():
@@ -75,7 +76,11 @@ def test_a_flag_wins_over_the_environment():
 
 
 def test_sharing_and_consumable_shares_are_one_flag():
-    assert read("--sharing=time").sharing == read("--consumable-shares=time").sharing == "time"
+    assert read("--sharing=unlimited").gpus == read("--consumable-shares=unlimited").gpus
+    assert read("--sharing=unlimited").gpus.base.sharing.strategy == "unlimited"
+    assert read("--sharing=4", "--feature-gates=ConsumableShares=false").gpus == read().gpus
+    with pytest.raises(ConfigError, match="time"):
+        read("--sharing=time")
 
 
 def test_the_usual_directories_are_those_of_the_kubelet_and_of_cdi():

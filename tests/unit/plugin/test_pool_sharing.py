@@ -1,0 +1,71 @@
+"""How the daemon publishes shared GPUs: by the settings, by what the server keeps, by whether there is MPS."""
+
+from __future__ import annotations
+
+from dra.api.gpu_settings import parse_sharing
+from dra.health.feed import HealthFeed
+from dra.inventory.diff import diff
+from dra.inventory.model import Inventory
+from dra.plugin.pool_source import PoolSource
+from dra.plugin.ports import NodeEvents
+from tests.unit.inventory.inventory_samples import gpu, inventory
+
+
+class Events:
+    def __init__(self):
+        self.written = []
+
+    def emit(self, about, type_, reason, message):
+        self.written.append((about.kind, about.name, type_, reason, message))
+
+
+def source(sharing):
+    pools, events = [], Events()
+    made = PoolSource(
+        "gpu.nvidia.com", "node-a", feed=HealthFeed(), settings=parse_sharing(sharing),
+        on_problem=NodeEvents(events, "node-a").problem,
+    )  # fmt: skip
+    made.publish_to(pools.append)
+    made.inventory_changed(inventory(gpu(0), gpu(1)), diff(Inventory(), inventory(gpu(0), gpu(1))))
+    return made, pools, events
+
+
+def enforcement(pool):
+    return {device["attributes"]["gpudra.dev/enforcement"]["string"] for device in pool.devices}
+
+
+def test_enforcement_is_published_when_mps_comes_and_goes():
+    made, pools, _ = source("4")
+    assert enforcement(pools[-1]) == {"none"}
+    made.mps_is(True)
+    assert enforcement(pools[-1]) == {"per-process"}
+    made.mps_is(True)
+    assert len(pools) == 2
+    made.mps_is(False)
+    assert enforcement(pools[-1]) == {"none"}
+
+
+def test_other_settings_are_another_pool_at_once_and_the_same_are_none():
+    made, pools, _ = source("exclusive")
+    made.settings_changed(parse_sharing("GPU-00000000-0000-0000-0000-000000000001=4"))
+    assert [each.get("allowMultipleAllocations", False) for each in pools[-1].devices] == [False, True]
+    before = len(pools)
+    made.settings_changed(parse_sharing("GPU-00000000-0000-0000-0000-000000000001=4"))
+    assert len(pools) == before
+
+
+def test_a_server_without_shares_gets_exclusive_gpus_and_the_node_has_an_event_that_says_so():
+    made, pools, events = source("4")
+    assert events.written == []
+    made.server_dropped({"DRAConsumableCapacity"})
+    assert not any(
+        "allowMultipleAllocations" in each or "requestPolicy" in str(each) for each in pools[-1].devices
+    )
+    kinds = {(kind, name, type_, reason) for kind, name, type_, reason, _ in events.written}
+    assert kinds == {("Node", "node-a", "Warning", "GpuSharingNotPublished")}
+    assert all(
+        "DRA-SLICE-NOT-SHARED" in text and "DRAConsumableCapacity" in text for *_, text in events.written
+    )
+    told = len(events.written)
+    made.mps_is(True)
+    assert len(events.written) == told
