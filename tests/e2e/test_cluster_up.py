@@ -51,7 +51,7 @@ def status(root, capsys):
     return code, json.loads(capsys.readouterr().out)
 
 
-def until(condition, what, seconds=20.0):
+def until(condition, what, seconds=60.0):
     end = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < end, f"waited for {what}"

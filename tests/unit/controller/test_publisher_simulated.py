@@ -129,7 +129,7 @@ def test_a_kubelet_wipe_and_a_compacted_history_at_the_same_time_lose_nothing(st
     client.delete_collection(RESOURCE_SLICES, field_selector=f"spec.nodeName={NODE}")
     server.expire_watches()
     took = until(lambda: visible(slices(client)) == (1, ["gpu-0", "gpu-1"]))
-    assert took < 3.0
+    assert took < 25
 
 
 def test_a_watch_that_is_refused_with_410_again_and_again_does_not_become_a_hot_loop(stage) -> None:
@@ -185,5 +185,5 @@ def test_a_server_that_restarts_finds_the_publisher_again(stage) -> None:
     publisher.set_desired(pool("gpu-0", "gpu-1"))
     until(lambda: publisher.status().failures >= 2)
     server.start()
-    assert until(lambda: publisher.ready) < 3.0
+    assert until(lambda: publisher.ready) < 25
     assert visible(slices(client)) == (1, ["gpu-0", "gpu-1"])

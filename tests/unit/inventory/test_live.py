@@ -45,7 +45,7 @@ def test_the_first_look_is_told_even_when_it_finds_nothing(live):
     assert inventory_now.current == Inventory()
     assert not inventory_now.wait_for_first(timeout_seconds=0)
     inventory_now.start()
-    assert inventory_now.wait_for_first(timeout_seconds=5)
+    assert inventory_now.wait_for_first(timeout_seconds=30)
     assert heard == [(Inventory(), False)]
 
 
@@ -54,10 +54,10 @@ def test_a_rescan_on_request_tells_what_changed_once(live):
     now = live(scans)
     now.subscribe(lambda _, difference: heard.append([each.minor for each in difference.removed]))
     now.start()
-    assert now.wait_for_first(timeout_seconds=5)
+    assert now.wait_for_first(timeout_seconds=30)
     scans.now = inventory(gpu(0))
     for _ in range(3):
-        assert now.rescan_and_wait(timeout_seconds=5)
+        assert now.rescan_and_wait(timeout_seconds=30)
     assert heard == [[], [1]]
     assert [each.minor for each in now.current.gpus] == [0]
 
@@ -67,7 +67,7 @@ def test_it_looks_again_by_itself(live):
     now = live(scans, interval_seconds=0.01, jitter=lambda: 0)
     now.subscribe(lambda current, _: twice.set() if len(current.gpus) == 2 else None)
     now.start()
-    now.wait_for_first(timeout_seconds=5)
+    now.wait_for_first(timeout_seconds=30)
     scans.now = inventory(gpu(0), gpu(1))
     assert twice.wait(60)
 
@@ -77,7 +77,7 @@ def test_without_gpus_it_looks_more_often(live):
     now = live(scans, interval_seconds=3600, hunt_seconds=0.01)
     now.subscribe(lambda current, _: found.set() if current.gpus else None)
     now.start()
-    now.wait_for_first(timeout_seconds=5)
+    now.wait_for_first(timeout_seconds=30)
     scans.now = inventory(gpu(0))
     assert found.wait(60)
 
@@ -86,13 +86,13 @@ def test_a_scan_that_breaks_keeps_what_is_known_and_says_so(live):
     scans = Scans(inventory(gpu(0)))
     now = live(scans)
     now.start()
-    now.wait_for_first(timeout_seconds=5)
+    now.wait_for_first(timeout_seconds=30)
     scans.now = RuntimeError("a bug")
-    assert now.rescan_and_wait(timeout_seconds=5)
+    assert now.rescan_and_wait(timeout_seconds=30)
     assert now.current.gpus == (gpu(0),)
     assert "a bug" in now.current.problems[0].message
     scans.now = inventory(gpu(0))
-    assert now.rescan_and_wait(timeout_seconds=5)
+    assert now.rescan_and_wait(timeout_seconds=30)
     assert now.current.problems == ()
 
 
@@ -106,9 +106,9 @@ def test_a_subscriber_that_fails_takes_nothing_from_the_next(live):
     now.subscribe(bad)
     now.subscribe(lambda current, _: heard.append(current))
     now.start()
-    assert now.wait_for_first(timeout_seconds=5)
+    assert now.wait_for_first(timeout_seconds=30)
     assert heard == [inventory(gpu(0))]
-    assert now.rescan_and_wait(timeout_seconds=5)
+    assert now.rescan_and_wait(timeout_seconds=30)
 
 
 def test_a_log_that_cannot_be_written_does_not_end_it(live):
@@ -120,10 +120,10 @@ def test_a_log_that_cannot_be_written_does_not_end_it(live):
     now = live(scans)
     now._log = Broken()
     now.start()
-    assert now.wait_for_first(timeout_seconds=5)
+    assert now.wait_for_first(timeout_seconds=30)
     scans.now = RuntimeError("a bug")
     now.subscribe(lambda *_: 1 / 0)
-    assert now.rescan_and_wait(timeout_seconds=5)
+    assert now.rescan_and_wait(timeout_seconds=30)
     assert now.current.gpus == (gpu(0),)
     assert "a bug" in now.current.problems[0].message
 
@@ -139,9 +139,9 @@ def test_a_subscriber_may_ask_and_leave_from_inside(live):
 
     leave = now.subscribe(told)
     now.start()
-    now.wait_for_first(timeout_seconds=5)
+    now.wait_for_first(timeout_seconds=30)
     scans.now = inventory()
-    assert now.rescan_and_wait(timeout_seconds=5)
+    assert now.rescan_and_wait(timeout_seconds=30)
     assert heard == [True]
 
 
@@ -159,11 +159,11 @@ def test_a_waiting_rescan_is_answered_by_a_look_that_began_after_it(live):
 
     now = live(scan)
     now.start()
-    now.wait_for_first(timeout_seconds=5)
+    now.wait_for_first(timeout_seconds=30)
     now.rescan()
     assert inside.wait(60)
     done = []
-    waiter = threading.Thread(target=lambda: done.append(now.rescan_and_wait(timeout_seconds=5)))
+    waiter = threading.Thread(target=lambda: done.append(now.rescan_and_wait(timeout_seconds=30)))
     waiter.start()
     go.set()
     waiter.join(10)
@@ -188,7 +188,7 @@ def test_an_idle_session_is_tidied_between_looks(live):
 def test_stop_ends_the_thread(live):
     now = live(Scans(inventory(gpu(0))))
     now.start()
-    now.wait_for_first(timeout_seconds=5)
+    now.wait_for_first(timeout_seconds=30)
     now.stop()
     assert not now._thread.is_alive()
     assert now.rescan_and_wait(timeout_seconds=1) is False

@@ -94,7 +94,7 @@ def test_only_the_first_of_many_questions_waits_for_a_server_that_hangs():
     began = time.monotonic()
     for _ in range(20):
         assert fetcher.fetch_if_quick(REF) is None
-    assert 1.0 <= time.monotonic() - began < 2.0
+    assert 1.0 <= time.monotonic() - began < 10
     assert api.gets["one"] == 1
     api.release()
     wait_until(lambda: api.waiting == 0)

@@ -156,7 +156,7 @@ def test_200_nodes_with_1600_gpus_are_there_within_seconds_without_a_thread_each
         threads, started = threading.active_count(), time.monotonic()
         for number in range(200):
             made.add(f"node-{number:03}", "dgx-h100")
-        assert time.monotonic() - started < 15
+        assert time.monotonic() - started < 60
         slices = made.call("GET", f"{DRA}/resourceslices")["items"]
         assert sum(len(item["spec"]["devices"]) for item in slices) == 1600
         for number in range(20):
