@@ -24,6 +24,7 @@ COMMANDS = {
     "plugin": ("dra.cli.plugin", "the node daemon: publishes GPUs and prepares claims"),
     "inventory": ("dra.cli.inventory", "this node's GPUs and partitions"),
     "explain": ("dra.cli.explain", "why a pod or a claim is pending, or how it was allocated"),
+    "doctor": ("dra.cli.doctor", "which step between the hardware and a container is broken"),
     "validate": ("dra.cli.validate", "check manifests offline"),
     "sim": ("dra.cli.sim", "a simulated cluster to try the driver in"),
 }
