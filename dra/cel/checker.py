@@ -6,6 +6,7 @@ types is `dyn` here and refused afterwards by the validators.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dra.cel import types as t
@@ -19,11 +20,16 @@ Bindings = dict[str, CelType]
 
 @dataclass(slots=True)
 class Environment:
-    """What an expression may name: variables, the device's fields, functions left out."""
+    """What an expression may name: variables, the device's fields, functions left out, the fields of other structs."""
 
     variables: dict[str, CelType]
     fields: dict[str, CelType]
     hidden_functions: frozenset[str] = frozenset()
+    structs: Mapping[str, Mapping[str, CelType]] = field(default_factory=dict)
+
+    def fields_of(self, kind: CelType) -> Mapping[str, CelType]:
+        """Give the fields of a struct."""
+        return self.fields if kind == t.DEVICE else self.structs.get(kind.name, {})
 
 
 @dataclass(slots=True)
@@ -132,9 +138,7 @@ class _Checker:
             case "map":
                 result = target.params[1]
             case "struct":
-                found = (
-                    self.environment.fields.get(name) if target is t.DEVICE or target == t.DEVICE else None
-                )
+                found = self.environment.fields_of(target).get(name)
                 if found is None:
                     self.report(node.at, f"undefined field '{name}'")
                 else:

@@ -6,7 +6,7 @@ being evaluated and paid for. It decides the same as the closures of `planner`; 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dra.cel import types as t
@@ -22,11 +22,18 @@ _REGEX = frozenset({"matches", "find", "findAll"})
 
 
 class Interpreter:
-    """One evaluation. `cost` is what it has cost so far; `values` holds each node's last value if recording."""
+    """One evaluation. `cost` is what it has cost so far; `values` holds each node's last value if recording.
 
-    def __init__(self, plan: Plan, device: dict[str, Any], *, limit: int, record: bool = False) -> None:
+    Args:
+        device: the fields of the only variable; if `named`, the values of several variables by name.
+    """
+
+    def __init__(
+        self, plan: Plan, device: Mapping[str, Any], *, limit: int, record: bool = False, named: bool = False
+    ) -> None:
         self.plan = plan
         self.device = device
+        self.named = named
         self.limit = limit
         self.cost = 0
         self.scopes: list[dict[str, Any]] = []
@@ -133,7 +140,10 @@ class Interpreter:
                 if node.name in scope:
                     value = scope[node.name]
                     return value.get() if isinstance(value, _Lazy) else value
-        return t.TYPE_IDENTS.get(node.name.removeprefix("."), self.device)
+        name = node.name.removeprefix(".")
+        if self.named and name in self.device:
+            return self.device[name]
+        return t.TYPE_IDENTS.get(name, self.device)
 
     def _qualified(self, node: Select) -> Any:
         return t.TYPE_IDENTS[node.qualified]

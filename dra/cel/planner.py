@@ -6,7 +6,7 @@ computed here, as cel-go does when it builds a program; where one fails, the sel
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dra.cel import types as t
@@ -32,10 +32,15 @@ class InstantiationError(Exception):
 
 
 class Plan:
-    """The closures of one expression; `constants` holds the nodes whose value is known."""
+    """The closures of one expression; `constants` holds the nodes whose value is known.
 
-    def __init__(self) -> None:
-        self.slots = 1
+    Args:
+        variables: the names that the frame begins with; a selector has one, whatever it is called.
+    """
+
+    def __init__(self, variables: Iterable[str] = ("device",)) -> None:
+        self.variables = {name: slot for slot, name in enumerate(variables)}
+        self.slots = max(1, len(self.variables))
         self.scopes: list[dict[str, tuple[int, Step | None]]] = []
         self.constants: dict[int, Any] = {}
         self.steps: dict[int, Step] = {}
@@ -98,7 +103,8 @@ class Plan:
         if name in t.TYPE_IDENTS:
             kind = t.TYPE_IDENTS[name]
             return lambda _frame: kind
-        return lambda frame: frame[0]
+        slot = self.variables.get(name, 0)
+        return lambda frame: frame[slot]
 
     def _select(self, node: Select) -> Step:
         field = node.field

@@ -41,14 +41,10 @@ BUILD = "facts of the recorded build (commit, Go version, its start-up hooks)"
 CLAIM_CONTROLLER = "the claim controller is part of the simulated cluster, not of its API server"
 TAINT_CONTROLLER = "the device taint eviction controller is not simulated"
 DOWNSTREAM = "a config map that only the recorded fork has"
-CEL_RULES = "CEL rules of custom resources are not evaluated, but for self == oldSelf"
 
 NOT_SIMULATED: dict[str, dict[int, str]] = {
     "core/small-kinds": {11: "service account tokens are not issued"},
     "crd/crd": {
-        16: CEL_RULES,
-        23: CEL_RULES,
-        24: f"follows from step 23: {CEL_RULES}",
         66: "the type of a 406 whose only accepted encoding is protobuf",
     },
     "discovery/legacy": {12: BUILD, 13: BUILD, 21: PROTOBUF, 29: BUILD},

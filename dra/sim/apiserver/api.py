@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from dra.api.rules.cause import CelCheck
 from dra.sim.apiserver import bodies, deletion, discovery, read, tables, write
+from dra.sim.apiserver.admission import Services
 from dra.sim.apiserver.call import Call, check_write_options
 from dra.sim.apiserver.exchange import Request, Response, dump, text
 from dra.sim.apiserver.kinds import table as kind_table
@@ -63,6 +64,7 @@ class Api:
         self.storage = storage
         self.registry = registry
         self.options = options
+        self.services = Services(storage.get)
         self.stopping = False
         self.rules = Rules(
             gates=options.gates,
@@ -239,10 +241,16 @@ class Api:
 
     def _delete_collection(self, call: Call) -> Response:
         options = deletion.read_options(call)
-        with self.storage.lock:
-            objects, meta = read.list_objects(self, call)
-            for obj in objects:
-                deletion.delete(self, call, options, obj=obj)
+        objects, meta = read.list_objects(self, call)
+        for obj in objects:
+            about = obj["metadata"]
+            one = replace(call, name=about["name"], namespace=about.get("namespace") or "")
+            try:
+                deletion.delete(self, one, options)
+            except ApiFailure as failure:
+                # What went meanwhile is deleted.
+                if failure.reason != "NotFound":
+                    raise
         return self.encode(call, 200, tables.many(self, call, objects, meta))
 
     def reply(self, call: Call, obj: Json, status: int = 200) -> Response:

@@ -96,13 +96,17 @@ def apply_patch(api: Api, call: Call) -> tuple[Json, bool]:
         detail = "Required value: is required for apply patch"
         raise options_invalid("PatchOptions", Cause("FieldValueRequired", "fieldManager", detail))
     config = _configuration(call)
-    with api.storage.lock:
-        if api.storage.get(call.resource.key, call.key) is None:
-            if call.subresource:
-                raise call.not_found()
+    if api.storage.get(call.resource.key, call.key) is None:
+        if call.subresource:
+            raise call.not_found()
+        try:
             return _create(api, call, config), True
-        session = _Session(call, config)
-        return write.update(api, call, session.merged, kind="PatchOptions", tracker=session.track)[0], False
+        except ApiFailure as failure:
+            # Somebody else was faster: then it is a change.
+            if failure.reason != "AlreadyExists":
+                raise
+    session = _Session(call, config)
+    return write.update(api, call, session.merged, kind="PatchOptions", tracker=session.track)[0], False
 
 
 def _configuration(call: Call) -> Json:

@@ -7,8 +7,9 @@ from typing import Any
 
 from dra.api.rules.decode import DecodeError, Findings, decode, parse_json
 from dra.sim.apiserver.call import Call
-from dra.sim.apiserver.custom import shape
+from dra.sim.apiserver.custom import DEFINITIONS, shape
 from dra.sim.apiserver.status import ApiFailure, bad_request
+from dra.sim.apiserver.validation.definitions import unknown_words
 
 Json = dict[str, Any]
 
@@ -183,6 +184,8 @@ def decode_as(call: Call, value: Any, ref: str, handled: str) -> Json:
             decoded = shape(value, call.resource.custom.schemas.get(call.version) or {}, findings)
     except DecodeError as error:
         raise bad_request(f"{handled}: {error}") from error
+    if call.resource.key == DEFINITIONS:
+        unknown_words(value, findings)
     strictness = call.query.get("fieldValidation") or "Warn"
     if findings.problems and strictness == "Strict":
         raise bad_request(f"{handled}: strict decoding error: {', '.join(findings.problems)}")

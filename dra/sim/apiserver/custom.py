@@ -11,6 +11,7 @@ from typing import Any
 
 from dra.api.rules.decode import DecodeError, Findings, decode
 from dra.sim.apiserver.registry import Resource
+from dra.sim.apiserver.validation.custom_rules import RuleTree, compile_rules
 
 Json = dict[str, Any]
 
@@ -26,6 +27,7 @@ class Custom:
     selectable: dict[str, tuple[str, ...]] = field(default_factory=dict)
     columns: dict[str, list[Json]] = field(default_factory=dict)
     scales: dict[str, Json] = field(default_factory=dict)
+    rules: dict[str, RuleTree] = field(default_factory=dict)
     terminating: bool = False
 
 
@@ -48,6 +50,7 @@ def resource_of(definition: Json) -> Resource:
         },
         columns={v["name"]: v.get("additionalPrinterColumns") or [] for v in versions},
         scales={v["name"]: (v.get("subresources") or {}).get("scale") or {} for v in versions},
+        rules={name: compile_rules(schema) for name, schema in schemas.items()},
         terminating=bool(definition["metadata"].get("deletionTimestamp")),
     )
     return Resource(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dra.api.rules.cause import Cause
 from dra.api.rules.decode import DecodeError, parse_json
+from dra.sim.apiserver.admission import Admission
 from dra.sim.apiserver.call import Call, dry_run, options_invalid, parse_int
 from dra.sim.apiserver.custom import CLEANUP
 from dra.sim.apiserver.status import bad_request, conflict, forbidden
@@ -73,35 +74,39 @@ def _check_options(options: Json) -> None:
         raise options_invalid("DeleteOptions", Cause("FieldValueNotSupported", "propagationPolicy", detail))
 
 
-def delete(api: Api, call: Call, options: Json, *, obj: Json | None = None) -> tuple[Json, bool]:
+def delete(api: Api, call: Call, options: Json) -> tuple[Json, bool]:
     """Delete one object; gives its state and whether it is gone.
 
     Raises:
-        ApiFailure: 404, 409.
+        ApiFailure: 404, 409, and what webhooks say.
     """
-    resource = call.resource
     dry = dry_run(call, options, kind="DeleteOptions")
-    with api.storage.lock:
-        current = obj or api.storage.get(resource.key, call.key)
+    hooks = Admission(api, call, "DELETE", dry=dry)
+    if hooks:
+        current = api.storage.get(call.resource.key, call.key)
         if current is None:
             raise call.not_found()
-        if resource.key == "/namespaces" and current["metadata"]["name"] in _PROTECTED:
-            raise forbidden(
-                "namespaces", "", current["metadata"]["name"], "this namespace may not be deleted"
-            )
-        _check_preconditions(call, options, current)
-        key = (
-            current["metadata"].get("namespace", "") if resource.namespaced else "",
-            current["metadata"]["name"],
-        )
-        marked = _mark(api, call, current, options)
-        if marked is None:
-            return (current if dry else api.storage.delete(resource.key, key)), True
-        if finished(marked) and not dry:
-            return api.storage.delete(resource.key, key, marked), True
-        if marked is current or dry:
-            return marked, False
-        return api.storage.put(resource.key, key, marked), False
+        hooks.validate(None, current)
+    with api.storage.lock:
+        return _delete(api, call, options, dry=dry)
+
+
+def _delete(api: Api, call: Call, options: Json, *, dry: bool) -> tuple[Json, bool]:
+    resource = call.resource
+    current = api.storage.get(resource.key, call.key)
+    if current is None:
+        raise call.not_found()
+    if resource.key == "/namespaces" and current["metadata"]["name"] in _PROTECTED:
+        raise forbidden("namespaces", "", current["metadata"]["name"], "this namespace may not be deleted")
+    _check_preconditions(call, options, current)
+    marked = _mark(api, call, current, options)
+    if marked is None:
+        return (current if dry else api.storage.delete(resource.key, call.key)), True
+    if finished(marked) and not dry:
+        return api.storage.delete(resource.key, call.key, marked), True
+    if marked is current or dry:
+        return marked, False
+    return api.storage.put(resource.key, call.key, marked), False
 
 
 def _check_preconditions(call: Call, options: Json, current: Json) -> None:

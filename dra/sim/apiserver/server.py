@@ -173,6 +173,10 @@ class SimApiServer:
         target.chmod(0o600)
         return target
 
+    def serve_service(self, namespace: str, name: str, host: str, port: int) -> None:
+        """Say where a Service really listens, so that webhooks configured by `clientConfig.service` are reached."""
+        self.api.services.register(namespace, name, host, port)
+
     def expire_watches(self) -> None:
         """Compact all history and end all watches: clients that resume get 410 and must list again."""
         self.storage.bump()

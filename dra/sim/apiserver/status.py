@@ -178,6 +178,13 @@ def too_large_version(wanted: int, current: int) -> ApiFailure:
     return failure
 
 
+def internal_error(text: str) -> ApiFailure:
+    """500 InternalError, as NewInternalError words it."""
+    return ApiFailure(
+        500, "InternalError", f"Internal error occurred: {text}", details={"causes": [{"message": text}]}
+    )
+
+
 def internal(message: str) -> ApiFailure:
     """500 as the server words an error that it does not know: no reason, no details."""
     return ApiFailure(500, "", message)

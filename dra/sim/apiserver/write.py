@@ -1,7 +1,8 @@
 """Verbs that change objects: create, update, patch, delete and delete-collection.
 
 Each runs under the storage lock from reading the old state to storing the new one, so that a patch never meets a
-conflict that its client did not cause.
+conflict that its client did not cause. Where webhooks must be asked, the lock is let go for that time, and a patch that was
+overtaken is tried again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dra.api.rules.decode import DecodeError, Findings, decode, parse_json, prun
 from dra.api.rules.meta import validate_meta_update
 from dra.api.rules.schema import Type
 from dra.sim.apiserver import apply, bodies, deletion
+from dra.sim.apiserver.admission import Admission
 from dra.sim.apiserver.call import Call, check_write_options, dry_run, options_invalid
 from dra.sim.apiserver.convert import from_storage, to_storage
 from dra.sim.apiserver.custom import shape
@@ -42,17 +44,18 @@ Json = dict[str, Any]
 # The alphabet of the server's random name suffixes: no vowels, nothing that looks like another character.
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 _NAME_BASE = 58
+# So often a change is tried again that another write overtook while webhooks were asked.
+_MOST_RACES = 5
 
 
 def create(api: Api, call: Call, body: Json, *, tracker: Any = None) -> Json:
     """Store a new object and give it (storage version).
 
     Raises:
-        ApiFailure: 400, 403, 404 (namespace), 409, 422.
+        ApiFailure: 400, 403, 404 (namespace), 409, 422, and what webhooks say.
     """
-    resource = call.resource
     check_write_options(call, "CreateOptions")
-    obj = to_storage(resource, call.version, body)
+    obj = to_storage(call.resource, call.version, body)
     meta: Json = dict(obj.get("metadata") or {})
     obj["metadata"] = meta
     check_namespace(call, meta)
@@ -60,55 +63,85 @@ def create(api: Api, call: Call, body: Json, *, tracker: Any = None) -> Json:
         check_name(call, meta)
         meta["name"] = call.name
     dry = dry_run(call, kind="CreateOptions")
+    hooks = Admission(api, call, "CREATE", dry=dry)
+    if not hooks:
+        with api.storage.lock:
+            return _store_new(api, call, _made(api, call, obj, tracker), dry=dry)
+    require_namespace(api, call, meta)
+    api.strategy(call.resource).default(obj, call)
+    obj = hooks.mutated(obj)
     with api.storage.lock:
-        require_namespace(api, call, meta)
-        for name in ("uid", "resourceVersion", "selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"):
-            if name == "resourceVersion" and meta.get(name) not in (None, ""):
-                raise internal("resourceVersion should not be set on objects to be created")
-            meta.pop(name, None)
-        meta["uid"] = str(uuid.uuid4())
-        meta["creationTimestamp"] = api.now()
-        if not meta.get("name") and meta.get("generateName"):
-            meta["name"] = meta["generateName"][:_NAME_BASE] + "".join(
-                secrets.choice(_ALPHABET) for _ in range(5)
-            )
-        strategy = api.strategy(resource)
-        meta.pop("generation", None)
-        if strategy.generation:
-            meta["generation"] = 1
-        strategy.prepare_create(obj, call)
-        # Managers own what they sent and its defaults, not what admission adds.
-        tracked = pruned(call, obj)
-        (tracker or apply.track_create)(api, call, tracked)
-        owners = tracked["metadata"].pop("managedFields", None)
-        strategy.admit_create(obj, call)
-        causes = [
-            *strategy.validate_meta(obj, call),
-            *strategy.validate_create(obj, call),
-        ]
-        if causes:
-            raise invalid(
-                obj.get("kind") or resource.kind, call.invalid_group, meta.get("name") or "", causes
-            )
-        warn(strategy, obj, None, call)
-        obj = pruned(call, obj)
-        if owners:
-            obj["metadata"]["managedFields"] = owners
-        key = (meta.get("namespace", "") if resource.namespaced else "", meta["name"])
-        existing = api.storage.get(resource.key, key)
-        if existing is not None:
-            gone = existing["metadata"].get("deletionTimestamp")
-            raise already_exists(
-                resource.plural,
-                resource.group,
-                meta["name"],
-                prefix="object is being deleted: " if gone else "",
-            )
-        if dry:
-            return obj
-        stored = api.storage.put(resource.key, key, obj)
-        api.created(call, stored)
-        return stored
+        made = _made(api, call, obj, tracker)
+    hooks.validate(made)
+    with api.storage.lock:
+        require_namespace(api, call, made["metadata"])
+        return _store_new(api, call, made, dry=dry)
+
+
+def _made(api: Api, call: Call, obj: Json, tracker: Any) -> Json:
+    """Give a new object as it is to be stored: named, defaulted, admitted, checked.
+
+    Raises:
+        ApiFailure: 403, 404, 422.
+    """
+    resource, meta = call.resource, obj["metadata"]
+    require_namespace(api, call, meta)
+    _identify(api, meta)
+    strategy = api.strategy(resource)
+    meta.pop("generation", None)
+    if strategy.generation:
+        meta["generation"] = 1
+    strategy.prepare_create(obj, call)
+    # Managers own what they sent and its defaults, not what admission adds.
+    tracked = pruned(call, obj)
+    (tracker or apply.track_create)(api, call, tracked)
+    owners = tracked["metadata"].pop("managedFields", None)
+    strategy.admit_create(obj, call)
+    causes = [*strategy.validate_meta(obj, call), *strategy.validate_create(obj, call)]
+    if causes:
+        raise invalid(obj.get("kind") or resource.kind, call.invalid_group, meta.get("name") or "", causes)
+    warn(strategy, obj, None, call)
+    obj = pruned(call, obj)
+    if owners:
+        obj["metadata"]["managedFields"] = owners
+    return obj
+
+
+def _identify(api: Api, meta: Json) -> None:
+    """Set what only the server sets: UID, time, and the name where a prefix was given.
+
+    Raises:
+        ApiFailure: 500, there is a version already.
+    """
+    for name in ("uid", "resourceVersion", "selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"):
+        if name == "resourceVersion" and meta.get(name) not in (None, ""):
+            raise internal("resourceVersion should not be set on objects to be created")
+        meta.pop(name, None)
+    meta["uid"] = str(uuid.uuid4())
+    meta["creationTimestamp"] = api.now()
+    if not meta.get("name") and meta.get("generateName"):
+        suffix = "".join(secrets.choice(_ALPHABET) for _ in range(5))
+        meta["name"] = meta["generateName"][:_NAME_BASE] + suffix
+
+
+def _store_new(api: Api, call: Call, obj: Json, *, dry: bool) -> Json:
+    """Store a new object, or only say that it could be.
+
+    Raises:
+        ApiFailure: 409.
+    """
+    resource, meta = call.resource, obj["metadata"]
+    key = (meta.get("namespace", "") if resource.namespaced else "", meta["name"])
+    existing = api.storage.get(resource.key, key)
+    if existing is not None:
+        gone = existing["metadata"].get("deletionTimestamp")
+        prefix = "object is being deleted: " if gone else ""
+        raise already_exists(resource.plural, resource.group, meta["name"], prefix=prefix)
+    if dry:
+        return obj
+    stored = api.storage.put(resource.key, key, obj)
+    api.created(call, stored)
+    return stored
 
 
 def warn(strategy: Strategy, new: Json, old: Json | None, call: Call) -> None:
@@ -204,46 +237,82 @@ def update(
     Raises:
         ApiFailure: 404, 409, 422.
     """
-    resource = call.resource
     check_write_options(call, kind)
     dry = dry_run(call, kind=kind)
-    with api.storage.lock:
-        old = api.storage.get(resource.key, call.key)
-        if old is None:
-            raise call.not_found()
-        versioned = transform(from_storage(resource, call.version, old))
-        new = to_storage(resource, call.version, copy.deepcopy(versioned))
-        check_versions(call, new, old)
-        restore_meta(new, old)
-        strategy = api.strategy(resource)
-        if call.subresource == "status":
-            strategy.prepare_status(new, old, call)
-        else:
-            strategy.prepare_update(new, old, call)
-        causes = [*strategy.validate_meta(new, call), *validate_meta_update(new, old)]
-        causes += (
-            strategy.validate_status(new, old, call)
-            if call.subresource == "status"
-            else strategy.validate_update(new, old, call)
-        )
-        if causes:
-            # A PUT of a custom object without a version is refused by another layer, which knows the plural only.
-            kind_name = resource.kind if call.version_given else resource.plural
-            raise invalid(kind_name, call.invalid_group, old["metadata"]["name"], causes)
-        warn(strategy, new, old, call)
-        new = pruned(call, new)
-        if (
-            strategy.generation
-            and call.subresource != "status"
-            and strategy.spec_of(new) != strategy.spec_of(old)
-        ):
-            new["metadata"]["generation"] = int(old["metadata"].get("generation") or 0) + 1
-        (tracker or apply.track_update)(api, call, new, old)
-        if same(new, old):
-            return old, False
-        if deletion.finished(new):
-            return (new, True) if dry else (api.storage.delete(resource.key, call.key, new) and new, True)
-        return (new, True) if dry else (api.storage.put(resource.key, call.key, new), True)
+    hooks = Admission(api, call, "UPDATE", dry=dry)
+    if not hooks:
+        with api.storage.lock:
+            new, old = _transformed(api, call, transform)
+            return _store_changed(api, call, _changed(api, call, new, old, tracker), old, dry=dry)
+    # Webhooks may write themselves: the object must still be the one that they were asked about.
+    for _ in range(_MOST_RACES):
+        with api.storage.lock:
+            new, old = _transformed(api, call, transform)
+        api.strategy(call.resource).default(new, call)
+        new = hooks.mutated(new, old)
+        with api.storage.lock:
+            new = _changed(api, call, new, old, tracker)
+        hooks.validate(new, old)
+        with api.storage.lock:
+            now = api.storage.get(call.resource.key, call.key)
+            if now is not None and now["metadata"]["resourceVersion"] == old["metadata"]["resourceVersion"]:
+                return _store_changed(api, call, new, old, dry=dry)
+    raise conflict(call.resource.plural, call.resource.group, call.name)
+
+
+def _transformed(api: Api, call: Call, transform: Transform) -> tuple[Json, Json]:
+    """Give the object that a client wants (storage version), and the stored one.
+
+    Raises:
+        ApiFailure: 404, 409, and what `transform` says.
+    """
+    resource = call.resource
+    old = api.storage.get(resource.key, call.key)
+    if old is None:
+        raise call.not_found()
+    versioned = transform(from_storage(resource, call.version, old))
+    new = to_storage(resource, call.version, copy.deepcopy(versioned))
+    check_versions(call, new, old)
+    return new, old
+
+
+def _changed(api: Api, call: Call, new: Json, old: Json, tracker: Any) -> Json:
+    """Give a changed object as it is to be stored.
+
+    Raises:
+        ApiFailure: 422.
+    """
+    restore_meta(new, old)
+    strategy = api.strategy(call.resource)
+    status = call.subresource == "status"
+    if status:
+        strategy.prepare_status(new, old, call)
+    else:
+        strategy.prepare_update(new, old, call)
+    causes = [*strategy.validate_meta(new, call), *validate_meta_update(new, old)]
+    causes += strategy.validate_status(new, old, call) if status else strategy.validate_update(new, old, call)
+    if causes:
+        # A PUT of a custom object without a version is refused by another layer, which knows the plural only.
+        kind_name = call.resource.kind if call.version_given else call.resource.plural
+        raise invalid(kind_name, call.invalid_group, old["metadata"]["name"], causes)
+    warn(strategy, new, old, call)
+    new = pruned(call, new)
+    if strategy.generation and not status and strategy.spec_of(new) != strategy.spec_of(old):
+        new["metadata"]["generation"] = int(old["metadata"].get("generation") or 0) + 1
+    (tracker or apply.track_update)(api, call, new, old)
+    return new
+
+
+def _store_changed(api: Api, call: Call, new: Json, old: Json, *, dry: bool) -> tuple[Json, bool]:
+    """Store a change, if it is one and not only tried; the second value says whether it is one."""
+    if same(new, old):
+        return old, False
+    if dry:
+        return new, True
+    if deletion.finished(new):
+        api.storage.delete(call.resource.key, call.key, new)
+        return new, True
+    return api.storage.put(call.resource.key, call.key, new), True
 
 
 def same(new: Json, old: Json) -> bool:

@@ -49,6 +49,9 @@ class Strategy:
     def __post_init__(self) -> None:
         """Adjust the settings of a kind."""
 
+    def default(self, new: Json, call: Call) -> None:
+        """Fill in what decoding defaults, before webhooks see it. May be called again on its own outcome."""
+
     def prepare_create(self, new: Json, call: Call) -> None:
         """Default, and drop what a client may not set."""
         if "status" in call.resource.subresources:

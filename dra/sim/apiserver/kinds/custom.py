@@ -11,7 +11,9 @@ from dra.sim.apiserver.custom import CLEANUP, DEFINITIONS, Custom, resource_of
 from dra.sim.apiserver.kinds.base import Strategy, keep
 from dra.sim.apiserver.status import forbidden
 from dra.sim.apiserver.storage import Change
-from dra.sim.apiserver.validation.custom import fixed_fields, validate_definition, validate_object
+from dra.sim.apiserver.validation.custom import validate_object
+from dra.sim.apiserver.validation.custom_rules import MISSING, RuleTree
+from dra.sim.apiserver.validation.definitions import validate_definition
 
 if TYPE_CHECKING:
     from dra.sim.apiserver.registry import Registry
@@ -51,8 +53,11 @@ class DefinitionStrategy(Strategy):
         return validate_definition(new)
 
     def validate_update(self, new: Json, old: Json, call: Call) -> list[Cause]:
-        """Check the definition."""
-        return validate_definition(new)
+        """Check the definition, and what may not change."""
+        return validate_definition(new, old=old)
+
+
+_NO_RULES = RuleTree(None, {})
 
 
 class CustomStrategy(Strategy):
@@ -60,13 +65,20 @@ class CustomStrategy(Strategy):
 
     custom: Custom = Custom()
 
-    def _check(self, new: Json, call: Call) -> list[Cause]:
-        version = call.version
+    def _check(self, new: Json, call: Call, old: Any = MISSING) -> list[Cause]:
         if new.get("kind") != call.resource.kind:
             return [bad("kind", new.get("kind"), f"must be {call.resource.kind}")]
-        return validate_object(
-            new, self._of(call).schemas.get(version, {}), self._of(call).scales.get(version, {})
+        custom, version = self._of(call), call.version
+        found, ratcheted = validate_object(
+            new,
+            custom.schemas.get(version, {}),
+            custom.scales.get(version, {}),
+            custom.rules.get(version, _NO_RULES),
+            old=old,
         )
+        for cause in ratcheted:
+            call.warn(str(cause))
+        return found
 
     @staticmethod
     def _of(call: Call) -> Custom:
@@ -96,8 +108,7 @@ class CustomStrategy(Strategy):
         if missing:
             return missing
         call.version_given = True
-        before = self._of(call).schemas.get(call.version, {})
-        return [*self._check(new, call), *fixed_fields(new, old, before)]
+        return self._check(new, call, old)
 
     def prepare_status(self, new: Json, old: Json, call: Call) -> None:
         """Keep all but the status."""

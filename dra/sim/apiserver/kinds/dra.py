@@ -93,6 +93,10 @@ class ClaimStrategy(DraStrategy):
     def _namespace(self, obj: Json) -> Json | None:
         return self.rules.read("/namespaces", ("", obj["metadata"].get("namespace") or ""))
 
+    def default(self, new: Json, call: Call) -> None:
+        """Default the requests."""
+        default_claim(new.setdefault("spec", {}))
+
     def prepare_create(self, new: Json, call: Call) -> None:
         """Default, drop, forget the status."""
         new["status"] = {}
@@ -137,6 +141,10 @@ class ClaimStrategy(DraStrategy):
 
 class TemplateStrategy(DraStrategy):
     """ResourceClaimTemplates."""
+
+    def default(self, new: Json, call: Call) -> None:
+        """Default the requests."""
+        default_claim(new.setdefault("spec", {}).setdefault("spec", {}))
 
     def prepare_create(self, new: Json, call: Call) -> None:
         """Default and drop."""

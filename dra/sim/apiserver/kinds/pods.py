@@ -43,12 +43,17 @@ def qos_class(spec: Json) -> str:
 class PodStrategy(Strategy):
     """Pods."""
 
-    def prepare_create(self, new: Json, call: Call) -> None:
-        """Default the spec and start in Pending."""
+    def default(self, new: Json, call: Call) -> None:
+        """Default the spec."""
         spec = new.setdefault("spec", {})
         default_spec(spec)
         if spec.get("enableServiceLinks") is None:
             spec["enableServiceLinks"] = True
+
+    def prepare_create(self, new: Json, call: Call) -> None:
+        """Default the spec and start in Pending."""
+        self.default(new, call)
+        spec = new["spec"]
         new["status"] = {"phase": "Pending", "qosClass": qos_class(spec)}
         if spec.get("schedulingGates"):
             why = "Scheduling is blocked due to non-empty scheduling gates"

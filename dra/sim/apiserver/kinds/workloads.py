@@ -20,20 +20,21 @@ Json = dict[str, Any]
 class WorkloadStrategy(Strategy):
     """Kinds with a pod template."""
 
-    def _default(self, new: Json, call: Call) -> None:
+    def default(self, new: Json, call: Call) -> None:
+        """Default the spec and its template."""
         default_workload(new.setdefault("spec", {}), call.resource.kind)
 
     def prepare_create(self, new: Json, call: Call) -> None:
         """Default, forget the status."""
         self.reset_status(new, call)
-        self._default(new, call)
+        self.default(new, call)
         if call.resource.kind == "Job":
             _default_job(new)
 
     def prepare_update(self, new: Json, old: Json, call: Call) -> None:
         """Default, keep the status."""
         super().prepare_update(new, old, call)
-        self._default(new, call)
+        self.default(new, call)
         if call.resource.kind == "Job":
             for key in ("selector", "parallelism", "completions"):
                 if new["spec"].get(key) is None and key in old["spec"]:

@@ -1,13 +1,13 @@
-"""Checks of custom objects against their schema, and of definitions themselves.
+"""Checks of custom objects against their schema. Their CEL rules are in `custom_rules`.
 
-CEL rules (`x-kubernetes-validations`) are not evaluated, but for `self == oldSelf`. Source: k8s.io/apiextensions-apiserver.
+Source: k8s.io/apiextensions-apiserver/pkg/apiserver/validation.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from ipaddress import ip_address
 from typing import Any
 
 from dra.api.rules.cause import Cause
@@ -20,6 +20,8 @@ from dra.api.rules.fields import (
     too_many,
     unsupported,
 )
+from dra.cel.functions.times import parse_duration, parse_timestamp
+from dra.sim.apiserver.validation.custom_rules import MISSING, RuleCheck, RuleTree
 
 Json = dict[str, Any]
 
@@ -36,10 +38,30 @@ _BLOCKING = {
 }
 
 
-def validate_object(obj: Json, schema: Json, scale: Json) -> list[Cause]:
-    """Find what is wrong with a custom object."""
+def validate_value(value: Any, schema: Json) -> list[Cause]:
+    """Find what is wrong with a value of a schema (a default)."""
+    return list(_value(value, schema, ""))
+
+
+def validate_object(
+    obj: Json, schema: Json, scale: Json, tree: RuleTree, *, old: Any = MISSING
+) -> tuple[list[Cause], list[Cause]]:
+    """Give what is wrong with a custom object, and what is wrong but was so before.
+
+    Args:
+        obj: the object, pruned and defaulted.
+        schema: the schema of its version.
+        scale: the definition's scale subresource, empty if it has none.
+        tree: the schema's rules.
+        old: the object before a change.
+    """
     body = {k: v for k, v in obj.items() if k not in {"apiVersion", "kind", "metadata"}}
-    found = list(_value(body, {"type": "object", **schema}, "", root=True))
+    before = (
+        MISSING
+        if old is MISSING
+        else {k: v for k, v in old.items() if k not in {"apiVersion", "kind", "metadata"}}
+    )
+    found, ratcheted = _ratchet(list(_value(body, {"type": "object", **schema}, "")), body, before)
     path = (scale.get("specReplicasPath") or "").strip(".")
     if path:
         value: Any = obj
@@ -49,15 +71,38 @@ def validate_object(obj: Json, schema: Json, scale: Json) -> list[Cause]:
             kind = "float64" if isinstance(value, float) else "string" if isinstance(value, str) else "bool"
             why = f".{path} accessor error: {value} is of the type {kind}, expected int64"
             found.append(bad(f".{path}", 0, why))
-    if any(cause.reason in _BLOCKING for cause in found) and _has_rules(schema):
-        found.append(bad("<nil>", None, _UNCHECKED))
-    return found
+    if any(cause.reason in _BLOCKING for cause in found):
+        if tree.root is not None:
+            found.append(bad("<nil>", None, _UNCHECKED))
+        return found, ratcheted
+    check = RuleCheck(tree, old)
+    found += check.findings(obj)
+    return found, [*ratcheted, *check.ratcheted]
 
 
-def _has_rules(schema: Any) -> bool:
-    if isinstance(schema, dict):
-        return "x-kubernetes-validations" in schema or any(_has_rules(v) for v in schema.values())
-    return isinstance(schema, list) and any(_has_rules(v) for v in schema)
+def _ratchet(found: list[Cause], new: Json, old: Any) -> tuple[list[Cause], list[Cause]]:
+    """Part the findings: new ones, and those about values that a change has left as they were."""
+    if old is MISSING:
+        return found, []
+    kept = [cause for cause in found if not _unchanged(_path(cause.field), new, old)]
+    return kept, [cause for cause in found if cause not in kept]
+
+
+def _path(field: str) -> list[str | int]:
+    return [int(index) if index else name for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", field)]
+
+
+def _unchanged(path: list[str | int], new: Any, old: Any) -> bool:
+    """Whether the value at a path, or one that holds it, is what it was. Items of lists are never followed."""
+    for step in path:
+        if new == old:
+            return True
+        if not (isinstance(step, str) and isinstance(new, dict) and isinstance(old, dict)):
+            return False
+        if step not in new or step not in old:
+            return False
+        new, old = new[step], old[step]
+    return bool(new == old)
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -82,7 +127,7 @@ def _word(value: Any) -> str:
     return "array" if isinstance(value, list) else "object"
 
 
-def _value(value: Any, schema: Json, path: str, *, root: bool = False) -> Iterator[Cause]:
+def _value(value: Any, schema: Json, path: str) -> Iterator[Cause]:
     if value is None and (schema.get("nullable") or not schema.get("type")):
         return
     wanted = schema.get("type")
@@ -96,6 +141,9 @@ def _value(value: Any, schema: Json, path: str, *, root: bool = False) -> Iterat
     ):
         why = f'{path} in body must be of type {wanted}: "{_word(value)}"'
         yield Cause("FieldValueTypeInvalid", path, f'Invalid value: "{_word(value)}": {why}')
+        if wanted == "integer" and isinstance(value, float):
+            # The library checks numbers a second time, and says so without a field.
+            yield bad("<nil>", "", f"Checked value must be of type integer (default format) in {path}")
         return
     if isinstance(value, dict):
         yield from _object(value, schema, path)
@@ -104,6 +152,29 @@ def _value(value: Any, schema: Json, path: str, *, root: bool = False) -> Iterat
     else:
         yield from _scalar(value, schema, path)
     yield from _enum(value, schema, path)
+    yield from _combined(value, schema, path)
+
+
+def _combined(value: Any, schema: Json, path: str) -> Iterator[Cause]:
+    """Check `allOf`, `anyOf`, `oneOf` and `not`, which in a structural schema hold conditions only."""
+    for each in schema.get("allOf") or []:
+        yield from _value(value, each, path)
+    fits = [not any(True for _ in _value(value, each, path)) for each in schema.get("anyOf") or []]
+    if fits and not any(fits):
+        yield bad(path, _shown(value), f"{path} in body must validate at least one schema (anyOf)")
+    choices = [list(_value(value, each, path)) for each in schema.get("oneOf") or []]
+    good = sum(1 for findings in choices if not findings)
+    if choices and good != 1:
+        more = "Found none valid" if not good else f"Found {good} valid alternatives"
+        yield bad(
+            path, _shown(value), f"{path} in body must validate one and only one schema (oneOf). {more}"
+        )
+    if isinstance(schema.get("not"), dict) and not list(_value(value, schema["not"], path)):
+        yield bad(path, _shown(value), f"{path} in body must not validate the schema (not)")
+
+
+def _shown(value: Any) -> Any:
+    return "" if isinstance(value, (dict, list)) else value
 
 
 def _enum(value: Any, schema: Json, path: str) -> Iterator[Cause]:
@@ -124,6 +195,9 @@ def _object(value: Json, schema: Json, path: str) -> Iterator[Cause]:
     limit = schema.get("maxProperties")
     if limit is not None and len(value) > limit:
         yield too_many(path, len(value), limit)
+    least = schema.get("minProperties")
+    if least is not None and len(value) < least:
+        yield bad(path, len(value), f"{path} in body should have at least {least} properties")
 
 
 def _list(value: list[Any], schema: Json, path: str) -> Iterator[Cause]:
@@ -161,77 +235,40 @@ def _scalar(value: Any, schema: Json, path: str) -> Iterator[Cause]:
         fits = longest is None or len(value) <= longest
         if pattern and fits and re.search(pattern, value) is None:
             yield bad(path, value, f"{path} in body should match '{pattern}'")
+        known = _FORMATS.get(schema.get("format", ""))
+        if known is not None and not known(value):
+            yield bad(path, value, f"{path} in body must be of type {schema['format']}: {show(value)}")
     elif isinstance(value, (int, float)):
         low, high = schema.get("minimum"), schema.get("maximum")
-        if low is not None and value < low:
+        if low is not None and schema.get("exclusiveMinimum") and value <= low:
+            yield bad(path, value, f"{path} in body should be greater than {show(low)}")
+        elif low is not None and value < low:
             yield bad(path, value, f"{path} in body should be greater than or equal to {show(low)}")
-        if high is not None and value > high:
+        if high is not None and schema.get("exclusiveMaximum") and value >= high:
+            yield bad(path, value, f"{path} in body should be less than {show(high)}")
+        elif high is not None and value > high:
             yield bad(path, value, f"{path} in body should be less than or equal to {show(high)}")
+        step = schema.get("multipleOf")
+        if step and value % step:
+            yield bad(path, value, f"{path} in body should be a multiple of {show(step)}")
 
 
-def fixed_fields(new: Any, old: Any, schema: Json, path: str = "") -> list[Cause]:
-    """Find changed fields that the rule `self == oldSelf` freezes (the one CEL rule that is evaluated)."""
-    found: list[Cause] = []
-    for rule in schema.get("x-kubernetes-validations") or []:
-        plain = "".join(str(rule.get("rule", "")).split())
-        if plain in {"self==oldSelf", "oldSelf==self"} and old is not None and new is not None and new != old:
-            shown = new if isinstance(new, (str, int, float, bool)) else "object"
-            found.append(bad(path, shown, rule.get("message") or f"failed rule: {rule.get('rule')}"))
-    for key, known in (schema.get("properties") or {}).items():
-        if isinstance(new, dict) and isinstance(old, dict) and key != "metadata":
-            inner = f"{path}.{key}" if path else key
-            found += fixed_fields(new.get(key), old.get(key), known, inner)
-    return found
+def _is_address(version: int) -> Callable[[str], bool]:
+    def check(text: str) -> bool:
+        try:
+            return ip_address(text).version == version
+        except ValueError:
+            return False
+
+    return check
 
 
-def validate_definition(obj: Json) -> list[Cause]:
-    """Find what is wrong with a definition."""
-    spec = obj.get("spec") or {}
-    names = spec.get("names") or {}
-    found: list[Cause] = []
-    wanted = f"{names.get('plural')}.{spec.get('group')}"
-    if obj["metadata"].get("name") != wanted:
-        found.append(
-            bad("metadata.name", obj["metadata"].get("name"), 'must be spec.names.plural+"."+spec.group')
-        )
-    if spec.get("scope") not in {"Namespaced", "Cluster"}:
-        found.append(unsupported("spec.scope", spec.get("scope") or "", ["Cluster", "Namespaced"]))
-    versions = spec.get("versions") or []
-    if sum(1 for v in versions if v.get("storage")) != 1:
-        found.append(
-            bad(
-                "spec.versions",
-                json.dumps(versions)[:0],
-                "must have exactly one version marked as storage version",
-            )
-        )
-    for i, version in enumerate(versions):
-        schema = (version.get("schema") or {}).get("openAPIV3Schema")
-        if schema is None:
-            found.append(required(f"spec.versions[{i}].schema.openAPIV3Schema"))
-            if version.get("selectableFields"):
-                why = "may only be set when validations.schema is included"
-                found.append(bad("spec.selectableFields", "", why))
-            continue
-        at = (
-            "spec.validation.openAPIV3Schema"
-            if len(versions) == 1
-            else f"spec.versions[{i}].schema.openAPIV3Schema"
-        )
-        found += _untyped(schema, at, root=True)
-    return found
-
-
-def _untyped(schema: Json, path: str, *, root: bool = False) -> list[Cause]:
-    found: list[Cause] = []
-    loose = schema.get("x-kubernetes-int-or-string") or schema.get("x-kubernetes-preserve-unknown-fields")
-    if not schema.get("type") and not loose:
-        word = "at the root" if root else "for specified object fields"
-        found.append(required(f"{path}.type", f"must not be empty {word}"))
-    for key, value in (schema.get("properties") or {}).items():
-        found += _untyped(value, f"{path}.properties[{key}]")
-    if isinstance(schema.get("items"), dict):
-        found += _untyped(schema["items"], f"{path}.items")
-    if isinstance(schema.get("additionalProperties"), dict):
-        found += _untyped(schema["additionalProperties"], f"{path}.additionalProperties")
-    return found
+_UUID = re.compile(r"[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}")
+# The formats that the server knows; others are not checked.
+_FORMATS: dict[str, Callable[[str], bool]] = {
+    "date-time": lambda text: parse_timestamp(text) is not None,
+    "duration": lambda text: parse_duration(text) is not None,
+    "ipv4": _is_address(4),
+    "ipv6": _is_address(6),
+    "uuid": lambda text: _UUID.fullmatch(text) is not None,
+}
