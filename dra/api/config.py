@@ -8,6 +8,7 @@ NVIDIA's DRA driver, resource.nvidia.com/v1beta1.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,7 +33,9 @@ KNOWN_KINDS = (
     "GpuConfig", "MigDeviceConfig", "VfioDeviceConfig", "ComputeDomainChannelConfig", "ComputeDomainDaemonConfig",
 )  # fmt: skip
 
-_MIB_NANO = (1 << 20) * 10**9
+# MPS counts memory in whole MiB; quantities count in billionths.
+MIB_NANO = (1 << 20) * 10**9
+_LIMITS_MAP = "defaultPerDevicePinnedMemoryLimit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +136,24 @@ def decode_config(parameters: Mapping[str, Any]) -> BaseModel:
     except ValidationError as error:
         raise _field_error(kind, error) from error
     except RecursionError as error:
-        raise ConfigError("DRA-CONFIG-FIELD", f"{kind} is nested too deeply", remedy="Remove it.") from error
+        raise ConfigError(
+            "DRA-CONFIG-FIELD",
+            f"{kind} is nested too deeply",
+            remedy="Remove what is nested; no field needs more than three levels.",
+            field="sharing",
+        ) from error
     _check_meaning(kind, model)
     return model
+
+
+def limit_key_kind(key: str) -> Literal["index", "uuid", ""]:
+    """Say what a key of `defaultPerDevicePinnedMemoryLimit` can be; empty: it can never name a device.
+
+    Source: NVIDIA's driver takes Go's strconv.Atoi for an index and a UUID of the group as it is.
+    """
+    if re.fullmatch(r"[+-]?[0-9]{1,19}", key, re.ASCII):
+        return "" if int(key) < 0 else "index"
+    return "uuid" if re.fullmatch(r"(?:GPU|MIG)-\S{1,120}", key) else ""
 
 
 def _check_meaning(kind: str, model: BaseModel) -> None:
@@ -150,14 +168,25 @@ def _check_meaning(kind: str, model: BaseModel) -> None:
             remedy="Remove timeSlicingConfig, or write strategy: TimeSlicing.",
             field="sharing.timeSlicingConfig",
         )
-    mps = sharing.mpsConfig
-    if mps is None:
-        return
+    # NVIDIA's driver never looks at the limits of a block that the strategy does not use.
+    if sharing.mpsConfig is not None and sharing.strategy == "MPS":
+        _check_limits(kind, sharing.mpsConfig)
+
+
+def _check_limits(kind: str, mps: Any) -> None:
     limits = {"defaultPinnedDeviceMemoryLimit": mps.defaultPinnedDeviceMemoryLimit}
     for key, limit in (mps.defaultPerDevicePinnedMemoryLimit or {}).items():
-        limits[f"defaultPerDevicePinnedMemoryLimit[{key}]"] = limit
+        limits[f"{_LIMITS_MAP}[{key}]"] = limit
+        if not limit_key_kind(key):
+            raise ConfigError(
+                "DRA-CONFIG-DEVICE",
+                f"{kind}: sharing.mpsConfig.{_LIMITS_MAP}[{_shown_key(key)}] can name no device",
+                remedy="Write the index of a device of the group, counted from 0 in the order of their UUIDs, or its "
+                "UUID.",
+                field=f"sharing.mpsConfig.{_LIMITS_MAP}[{key}]",
+            )
     for name, limit in limits.items():
-        if limit is not None and limit.nano < _MIB_NANO:
+        if limit is not None and limit.nano < MIB_NANO:
             raise ConfigError(
                 "DRA-CONFIG-FIELD",
                 f"{kind}: sharing.mpsConfig.{name} is {limit}, which is less than 1Mi",
@@ -168,30 +197,67 @@ def _check_meaning(kind: str, model: BaseModel) -> None:
 
 def _warnings(model: BaseModel) -> tuple[str, ...]:
     sharing: Any = getattr(model, "sharing", None)
-    if sharing is not None and sharing.strategy == "TimeSlicing" and sharing.mpsConfig is not None:
-        return ("sharing.mpsConfig does nothing with strategy TimeSlicing",)
-    return ()
+    if sharing is None:
+        return ()
+    found = []
+    if sharing.strategy == "TimeSlicing":
+        if sharing.mpsConfig is not None:
+            found.append("sharing.mpsConfig does nothing with strategy TimeSlicing")
+        if type(model).__name__ == "MigDeviceConfig":
+            found.append(
+                "strategy TimeSlicing does nothing on MIG devices: they have no time-slice of their own"
+            )
+    elif sharing.mpsConfig is not None and sharing.mpsConfig.defaultActiveThreadPercentage == 0:
+        found.append(
+            "sharing.mpsConfig.defaultActiveThreadPercentage 0 is no share that MPS can give: clients get all of it"
+        )
+    return tuple(found)
 
 
 def _field_error(kind: str, error: ValidationError) -> ConfigError:
     problems = []
-    for item in error.errors(include_url=False, include_context=False, include_input=True)[:8]:
-        path = ".".join(str(part) for part in item["loc"]) or "the configuration"
+    items = error.errors(include_url=False, include_context=False, include_input=True)
+    for item in items[:8]:
+        path = _path(item["loc"]) or "the configuration"
         if item["type"] == "extra_forbidden":
-            problems.append(f"{path} is an unknown field")
+            problems.append(f"{path} is an unknown field{_meant(item['loc'])}")
         elif item["type"] == "missing":
             problems.append(f"{path} is required")
         else:
             problems.append(
                 f"{path}: {item['msg'].removeprefix('Value error, ')} (got {_shown(item['input'])})"
             )
-    first = ".".join(str(part) for part in error.errors(include_url=False)[0]["loc"])
     return ConfigError(
         "DRA-CONFIG-FIELD",
         f"{kind}: {'; '.join(problems)}",
         remedy=f"Correct the field; names are case-sensitive and as {GROUP_VERSION} spells them.",
-        field=first,
+        field=_path(items[0]["loc"]),
     )
+
+
+def _path(parts: Sequence[int | str]) -> str:
+    """Give `sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit[0]`: keys of users stand in brackets."""
+    text, before = "", ""
+    for part in parts:
+        if before == _LIMITS_MAP:
+            text += f"[{_shown_key(str(part))}]"
+        else:
+            text += f".{_shown_key(str(part))}" if text else _shown_key(str(part))
+        before = str(part)
+    return text
+
+
+def _shown_key(key: str) -> str:
+    return key if len(key) <= 80 else key[:77] + "..."
+
+
+def _meant(parts: Sequence[int | str]) -> str:
+    """Name the field that was probably meant: one that differs by case only."""
+    with PYDANTIC:
+        from dra.api.config_models import FIELDS
+    wrong = str(parts[-1])
+    right = next((name for name in FIELDS if name.lower() == wrong.lower() and name != wrong), "")
+    return f"; {right} is one" if right else ""
 
 
 def _without_nulls(value: Any, *, keep: bool = False) -> Any:
@@ -208,5 +274,8 @@ def _without_nulls(value: Any, *, keep: bool = False) -> Any:
 def _shown(value: object) -> str:
     if value is None:
         return "nothing"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of thousands of digits
+        return "a number that is too long"
     return text if len(text) <= 60 else text[:57] + "..."

@@ -118,3 +118,9 @@ KINDS: dict[str, type[_Kind]] = {
         GpuConfig, MigDeviceConfig, VfioDeviceConfig, ComputeDomainChannelConfig, ComputeDomainDaemonConfig,
     )
 }  # fmt: skip
+
+_BLOCKS: tuple[type[_Strict], ...] = (GpuSharing, MigSharing, TimeSlicingConfig, MpsConfig, IommuConfig)
+# All names of fields there are, for hints.
+FIELDS: frozenset[str] = frozenset(
+    name for model in (*KINDS.values(), *_BLOCKS) for name in model.model_fields
+)

@@ -81,6 +81,12 @@ class WantedDevice(Protocol):
     @property
     def mig_instances(self) -> tuple[int, int] | None: ...
 
+    @property
+    def extra_env(self) -> tuple[str, ...]: ...
+
+    @property
+    def extra_mounts(self) -> tuple[Mount, ...]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class GpuNodes:

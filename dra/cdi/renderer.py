@@ -105,6 +105,8 @@ class CdiRenderer:
                 pci_address=device.pci_address,
                 share_id=device.share_id,
                 admin=device.admin,
+                extra_env=device.extra_env,
+                extra_mounts=device.extra_mounts,
                 mig_instances=device.mig_instances,
             )
         if found.mig_instances is None:

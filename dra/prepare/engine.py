@@ -39,6 +39,7 @@ from dra.prepare.partitions import DEVICE_KIND, MadePartition, looks_at, made_pa
 from dra.prepare.plan import Plan, lacks_device, plan_prepare
 from dra.prepare.record import Record
 from dra.prepare.setup import EnginePorts, EngineSettings
+from dra.prepare.sharing.model import OpenEffect, SharingContext, open_effects
 from dra.prepare.store import Damage, RecordStore
 from dra.prepare.workers import WorkerPool
 from dra.telemetry.log import error_fields, get_logger
@@ -243,6 +244,7 @@ class Engine:
                 cdi_kind=self.cdi.kind,
                 strategies=self._ports.strategies,
                 mig=self._mig_view(view, inventory),
+                sharing=SharingContext(ref, self._open_effects),
             )
         except DraError as error:
             if (rival := error.fields.get("holder_uid")) is not None:
@@ -283,6 +285,10 @@ class Engine:
             return False
         spec = self.cdi.content(record.ref.uid, sha256=record.cdi_sha256)
         return spec is not None and not self._ports.renderer.missing_files(spec)
+
+    def _open_effects(self) -> Sequence[OpenEffect]:
+        self.store.refresh()
+        return open_effects(self.store.records(), self._settings.boot_id)
 
     def _mig_view(self, view: ClaimView, inventory: Inventory) -> MigView:
         """Look at the claim's MIG devices. Costs nothing for a claim of whole GPUs."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dra.api.claim import ClaimRef
+from dra.cdi.model import Mount
 from dra.errors import ClaimError, DraError, KubeError
 from dra.inventory.model import Inventory
 from dra.values import PciAddress
@@ -41,7 +42,8 @@ class CdiTarget:
     """A device for which a CDI spec is wanted.
 
     `name` is the device's name in the pool. `admin`: access for monitoring only, nothing that changes the device.
-    `mig_instances` are the ids of GPU instance and compute instance of a MIG device, None for a whole GPU.
+    `mig_instances` are the ids of GPU instance and compute instance of a MIG device, None for a whole GPU. The extras are
+    what the way of sharing adds.
     """
 
     name: str
@@ -51,6 +53,8 @@ class CdiTarget:
     share_id: str | None = None
     admin: bool = False
     mig_instances: tuple[int, int] | None = None
+    extra_env: tuple[str, ...] = ()
+    extra_mounts: tuple[Mount, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

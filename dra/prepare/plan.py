@@ -5,36 +5,29 @@ A plan is complete before anything is touched: a claim that cannot be prepared f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dra.api.claim import AllocatedDevice, ClaimView
 from dra.api.config import KIND_OF_TYPE, DecodedConfig, decode_configs, effective_config
 from dra.cdi.spec import device_name
 from dra.errors import ConfigError
-from dra.inventory.model import Gpu, Inventory
+from dra.inventory.model import Inventory
 from dra.inventory.names import GpuName, parse_device_name
 from dra.prepare.devices import NO_MIG, Found, MigView, find_device
 from dra.prepare.effects import Effect, journal_entry
 from dra.prepare.holds import Hold, check_exclusive
 from dra.prepare.mig_effects import CreateMig
 from dra.prepare.model import CdiTarget, PreparedDevice
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigGroup:
-    """The devices of a claim that one configuration applies to: the unit in which they are shared.
-
-    `gpus` are those of `results`, for a MIG device the GPU that it is part of.
-    """
-
-    config: DecodedConfig
-    results: tuple[AllocatedDevice, ...]
-    gpus: tuple[Gpu, ...]
-
-
-# Plans the effects of one sharing strategy on one group.
-StrategyPlanner = Callable[[ConfigGroup], Sequence[Effect]]
+from dra.prepare.sharing.model import (
+    ConfigGroup,
+    DeviceEdits,
+    SharedDevice,
+    SharingContext,
+    SharingPlan,
+    StrategyPlanner,
+    merge_plans,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +66,7 @@ def plan_prepare(
     cdi_kind: str,
     strategies: Mapping[str, StrategyPlanner],
     mig: MigView = NO_MIG,
+    sharing: SharingContext | None = None,
 ) -> Plan:
     """Plan one claim.
 
@@ -83,6 +77,7 @@ def plan_prepare(
         cdi_kind: `k8s.gpu.nvidia.com/claim`.
         strategies: planners by sharing strategy; a strategy without one is refused.
         mig: what is known of the claim's MIG devices.
+        sharing: what planners of strategies may look at.
 
     Raises:
         ConfigError: DRA-CONFIG-... for what the user wrote.
@@ -93,17 +88,18 @@ def plan_prepare(
     # First who has it: a GPU that another claim's partitions keep in MIG mode is held, by a claim that can be named.
     check_exclusive(view.results, holds, uid=view.ref.uid, inventory=inventory)
     found = [find_device(result, inventory, mig) for result in view.results]
-    groups = _groups(view.results, found, configs)
     effects = list(_distinct(effect for each in found for effect in each.effects))
-    for group in groups:
-        effects += _plan_group(group, strategies)
+    made = {effect.device: effect for effect in effects if isinstance(effect, CreateMig)}
+    context = sharing or SharingContext(view.ref)
+    groups = _groups(view.results, found, configs, made=made)
+    shared = merge_plans(_plan_group(group, strategies, context) for group in groups)
     return Plan(
-        effects=tuple(effects),
-        targets=_targets(view.results, found),
+        effects=tuple(_distinct((*effects, *shared.effects))),
+        targets=_targets(view.results, found, shared.edits),
         devices=tuple(_prepared(result, view.ref.uid, cdi_kind) for result in view.results),
         driver_version=inventory.driver_version,
-        warnings=tuple(text for config in configs for text in config.warnings),
-        made={effect.device: effect for effect in effects if isinstance(effect, CreateMig)},
+        warnings=(*(text for config in configs for text in config.warnings), *shared.warnings),
+        made=made,
     )
 
 
@@ -130,9 +126,13 @@ def _distinct(effects: Iterable[Effect]) -> Iterable[Effect]:
 
 
 def _groups(
-    results: Sequence[AllocatedDevice], found: Sequence[Found], configs: Sequence[DecodedConfig]
+    results: Sequence[AllocatedDevice],
+    found: Sequence[Found],
+    configs: Sequence[DecodedConfig],
+    *,
+    made: Mapping[str, CreateMig],
 ) -> list[ConfigGroup]:
-    members: dict[int, list[tuple[AllocatedDevice, Gpu]]] = {}
+    members: dict[int, list[SharedDevice]] = {}
     chosen: dict[int, DecodedConfig] = {}
     for result, each in zip(results, found, strict=True):
         config = effective_config(result, configs, device_type=each.device_type)
@@ -140,18 +140,24 @@ def _groups(
         if config is None or result.admin_access:
             continue
         chosen[config.index] = config
-        members.setdefault(config.index, []).append((result, each.gpu))
-    return [
-        ConfigGroup(chosen[index], tuple(result for result, _ in pairs), tuple(gpu for _, gpu in pairs))
-        for index, pairs in members.items()
-    ]
+        members.setdefault(config.index, []).append(_shared_device(result, each, made))
+    return [ConfigGroup(chosen[index], tuple(devices)) for index, devices in members.items()]
 
 
-def _plan_group(group: ConfigGroup, strategies: Mapping[str, StrategyPlanner]) -> Sequence[Effect]:
+def _shared_device(result: AllocatedDevice, found: Found, made: Mapping[str, CreateMig]) -> SharedDevice:
+    maker, there = made.get(result.device), found.partition
+    if maker is not None:
+        return SharedDevice(result, found.gpu, lambda: maker.partition)
+    return SharedDevice(result, found.gpu, None if there is None else lambda: there)
+
+
+def _plan_group(
+    group: ConfigGroup, strategies: Mapping[str, StrategyPlanner], context: SharingContext
+) -> SharingPlan:
     strategy = group.config.strategy
     if strategy is None or (strategy == "TimeSlicing" and group.config.kind == KIND_OF_TYPE["mig"]):
         # The hardware has no time-slice of a partition's own; NVIDIA's driver accepts it and does nothing.
-        return ()
+        return SharingPlan()
     planner = strategies.get(strategy)
     if planner is None:
         devices = ", ".join(result.device for result in group.results)
@@ -163,15 +169,18 @@ def _plan_group(group: ConfigGroup, strategies: Mapping[str, StrategyPlanner]) -
             kind=group.config.kind,
             strategy=strategy,
         )
-    return planner(group)
+    return planner(group, context)
 
 
-def _targets(results: Sequence[AllocatedDevice], found: Sequence[Found]) -> tuple[CdiTarget, ...]:
+def _targets(
+    results: Sequence[AllocatedDevice], found: Sequence[Found], edits: Mapping[str, DeviceEdits]
+) -> tuple[CdiTarget, ...]:
     """Give one target for each name in the spec; a device that is also taken for use is not only monitored."""
     targets: dict[str, CdiTarget] = {}
     for result, each in zip(results, found, strict=True):
         key = device_name("", result.device, result.share_id)
         admin = result.admin_access and (key not in targets or targets[key].admin)
+        extra = edits.get(key, DeviceEdits())
         targets[key] = CdiTarget(
             name=result.device,
             gpu_minor=each.gpu.minor,
@@ -180,6 +189,8 @@ def _targets(results: Sequence[AllocatedDevice], found: Sequence[Found]) -> tupl
             share_id=result.share_id,
             admin=admin,
             mig_instances=None if each.partition is None else each.partition.instances,
+            extra_env=extra.env,
+            extra_mounts=extra.mounts,
         )
     return tuple(targets.values())
 

@@ -20,7 +20,7 @@ from dra.prepare.model import (
     no_step,
 )
 from dra.prepare.partitions import MigControl
-from dra.prepare.plan import StrategyPlanner
+from dra.prepare.sharing.model import StrategyPlanner
 
 # Partitions of one GPU are made one after the other, up to seven; the kubelet gives up after 45 s.
 MIG_LOCK_WAIT_SECONDS = 33.0

@@ -283,6 +283,8 @@ class Target:
     share_id: str | None = None
     admin: bool = False
     mig_instances: tuple[int, int] | None = None
+    extra_env: tuple = ()
+    extra_mounts: tuple = ()
 
 
 def test_any_object_that_can_say_what_a_device_is_will_do(paths):

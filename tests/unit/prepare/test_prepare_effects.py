@@ -7,6 +7,7 @@ from prepare_fakes import GROUP_VERSION, Killed, opaque
 
 from dra.errors import DeviceError, DraError
 from dra.prepare import steps
+from dra.prepare.sharing.model import SharingPlan
 
 TIME_SLICING = {"apiVersion": GROUP_VERSION, "kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing"}}
 
@@ -60,13 +61,13 @@ def hardware(node):
     """A strategy with two effects a GPU: a partition of the claim's own, and a time-slice that is shared."""
     made = Hardware()
 
-    def planner(group):
+    def planner(group, _context):
         found = []
         for gpu in group.gpus:
             name = f"gpu-{gpu.minor}"
             found.append(Setting(made, "partition", name, shared=False, ends_with_boot=True))
             found.append(Setting(made, "time-slice", name, shared=True, ends_with_boot=True))
-        return found
+        return SharingPlan(tuple(found))
 
     node.ports = {
         "strategies": {"TimeSlicing": planner},

@@ -1,0 +1,1 @@
+"""How the holders of a device share it: time-slices, compute modes, MPS daemons, as effects of the journal."""
