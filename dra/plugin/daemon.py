@@ -178,6 +178,7 @@ class Daemon:
             step=crash_step(settings.crash_at),
             mig=MigPort(self.session, lambda: self.inventory.current),
             layout_changed=lambda: self.inventory.rescan("partitions were made or destroyed"),
+            settings=lambda: settings.gpus,
         )
 
     def _conflict(self, holder_uid: str) -> None:

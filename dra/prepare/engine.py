@@ -245,6 +245,8 @@ class Engine:
                 strategies=self._ports.strategies,
                 mig=self._mig_view(view, inventory),
                 sharing=SharingContext(ref, self._open_effects),
+                settings=self._ports.settings(),
+                holder=holder,
             )
         except DraError as error:
             if (rival := error.fields.get("holder_uid")) is not None:

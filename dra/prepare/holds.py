@@ -7,13 +7,14 @@ unprepared is still on the hardware. Access for monitoring neither holds nor is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from dra.api.claim import AllocatedDevice, ClaimRef, Consumer
 from dra.errors import DeviceError
 from dra.inventory.model import Inventory
 from dra.inventory.names import GpuName, MigName, parse_device_name, profile_slug
+from dra.values import Quantity
 
 # Memory slices of the largest MIG layout; a partition of unknown size is taken to reach to the end.
 _ALL_SLICES = 1 << 10
@@ -37,12 +38,16 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """One device held by one claim. `ref.name` is empty where only the UID is known (a lost record)."""
+    """One device held by one claim. `ref.name` is empty where only the UID is known (a lost record).
+
+    `consumed`: what a share takes of the device's capacities; empty where that is not known.
+    """
 
     ref: ClaimRef
     device: str
     share_id: str | None
     consumers: tuple[Consumer, ...] = ()
+    consumed: Mapping[str, Quantity] = field(default_factory=dict)
 
     @property
     def holder(self) -> str:

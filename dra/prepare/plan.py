@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from dra.api.claim import AllocatedDevice, ClaimView
 from dra.api.config import KIND_OF_TYPE, DecodedConfig, decode_configs, effective_config
+from dra.api.gpu_settings import NO_SETTINGS, NodeSettings
 from dra.cdi.spec import device_name
 from dra.errors import ConfigError
 from dra.inventory.model import Inventory
@@ -19,6 +20,7 @@ from dra.prepare.effects import Effect, journal_entry
 from dra.prepare.holds import Hold, check_exclusive
 from dra.prepare.mig_effects import CreateMig
 from dra.prepare.model import CdiTarget, PreparedDevice
+from dra.prepare.shares import check_shares
 from dra.prepare.sharing.model import (
     ConfigGroup,
     DeviceEdits,
@@ -67,6 +69,8 @@ def plan_prepare(
     strategies: Mapping[str, StrategyPlanner],
     mig: MigView = NO_MIG,
     sharing: SharingContext | None = None,
+    settings: NodeSettings = NO_SETTINGS,
+    holder: bool = False,
 ) -> Plan:
     """Plan one claim.
 
@@ -78,15 +82,20 @@ def plan_prepare(
         strategies: planners by sharing strategy; a strategy without one is refused.
         mig: what is known of the claim's MIG devices.
         sharing: what planners of strategies may look at.
+        settings: how each GPU is shared.
+        holder: the claim holds these very devices already, so that nobody else is asked.
 
     Raises:
         ConfigError: DRA-CONFIG-... for what the user wrote.
-        DeviceError: DRA-DEVICE-UNKNOWN, DRA-DEVICE-LOST, DRA-DEVICE-MIG-MODE, DRA-DEVICE-HELD, DRA-MIG-MODE-OFF.
+        DeviceError: DRA-DEVICE-UNKNOWN, DRA-DEVICE-LOST, DRA-DEVICE-MIG-MODE, DRA-DEVICE-HELD, DRA-MIG-MODE-OFF,
+            DRA-SHARE-OVERBOOKED.
         StackError: DRA-DRIVER-ABSENT.
     """
     configs = decode_configs(view.configs)
     # First who has it: a GPU that another claim's partitions keep in MIG mode is held, by a claim that can be named.
-    check_exclusive(view.results, holds, uid=view.ref.uid, inventory=inventory)
+    if not holder:
+        check_exclusive(view.results, holds, uid=view.ref.uid, inventory=inventory)
+        check_shares(view.results, holds, uid=view.ref.uid, inventory=inventory, settings=settings)
     found = [find_device(result, inventory, mig) for result in view.results]
     effects = list(_distinct(effect for each in found for effect in each.effects))
     made = {effect.device: effect for effect in effects if isinstance(effect, CreateMig)}

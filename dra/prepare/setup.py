@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dra.api.gpu_settings import NO_SETTINGS, NodeSettings
 from dra.prepare.effects import Revive
 from dra.prepare.fetch import API_DEADLINE_SECONDS, RECORD_WAIT_SECONDS
 from dra.prepare.locks import LOCK_WAIT_SECONDS
@@ -55,7 +56,8 @@ class EnginePorts:
     `inventory` answers at once. `fresh_inventory` looks at the hardware again, within a few seconds; it is asked
     when a device is not in the inventory. `conflict` hears the UID of the claim that holds a wanted device.
     `strategies` and `effects` are how sharing plugs in. `mig` changes partitions; None: MIG devices are taken as the
-    inventory has them. `layout_changed` hears that partitions were made or destroyed.
+    inventory has them. `layout_changed` hears that partitions were made or destroyed. `settings` says how each GPU is
+    shared at this moment.
     """
 
     source: ClaimSource
@@ -69,3 +71,4 @@ class EnginePorts:
     effects: Mapping[str, Revive] = field(default_factory=dict)
     mig: MigControl | None = None
     layout_changed: Callable[[], None] = do_nothing
+    settings: Callable[[], NodeSettings] = lambda: NO_SETTINGS

@@ -167,7 +167,9 @@ class RecordStore:
         for record in self.records():
             if record.holds(boot_id) and not holds_no_device(record):
                 found += [
-                    Hold(record.ref, result.device, result.share_id, record.consumers)
+                    Hold(
+                        record.ref, result.device, result.share_id, record.consumers, result.consumed_capacity
+                    )
                     for result in record.results
                     if not result.admin_access
                 ]
