@@ -99,7 +99,7 @@ class DaemonSpec:
         ):
             raise ValueError("pinned_memory_mib must be positive numbers by UUID")
         if not isinstance(claim, str):
-            raise ValueError("claim must be a text")
+            raise ValueError("claim must be a text")  # noqa: TRY004
         return cls(
             check_id(data.get("id")),
             tuple(devices),
