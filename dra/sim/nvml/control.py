@@ -162,9 +162,10 @@ class SimControl:
         gi: int = NOT_MIG,
         ci: int = NOT_MIG,
         name: str = "python3",
+        utilization: int = -1,
     ) -> None:
-        """Let a process use a GPU, or a MIG device of it."""
-        process = Process(pid, memory_bytes, kind, gi, ci, name)
+        """Let a process use a GPU, or a MIG device of it; `utilization` in percent, -1 for an even share."""
+        process = Process(pid, memory_bytes, kind, gi, ci, name, utilization)
         self._store.update(lambda state: self._gpu(state, gpu).processes.append(process))
 
     def remove_process(self, pid: int) -> None:
@@ -213,6 +214,30 @@ class SimControl:
     def create_mig(self, gpu: int | str, profile: str, start: int | None = None) -> str:
         """Make one MIG device by hand; give its UUID."""
         return self._change(lambda state: self._add_mig(state, self._gpu(state, gpu), profile, start))
+
+    def set_mig(
+        self, wanted: str, *, utilization: float | None = None, utilization_memory: float | None = None
+    ) -> None:
+        """Set the load of the MIG device with this UUID, in percent of what its GPU instance has.
+
+        Raises:
+            ValueError: there is none.
+        """
+
+        def change(state: NodeState) -> None:
+            for found in state.gpus:
+                for instance in found.instances:
+                    if any(
+                        mig_uuid(found.uuid, instance.gi, part.ci) == wanted for part in instance.computes
+                    ):
+                        if utilization is not None:
+                            instance.utilization = utilization
+                        if utilization_memory is not None:
+                            instance.utilization_memory = utilization_memory
+                        return
+            raise ValueError(f"no MIG device {wanted}")
+
+        self._store.update(change)
 
     def destroy_mig(self, wanted: str) -> None:
         """Take the MIG device with this UUID away by hand.

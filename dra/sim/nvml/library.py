@@ -12,7 +12,7 @@ import functools
 import threading
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pynvml
@@ -34,6 +34,15 @@ assert functions.LOADED  # importing the bodies fills the table
 
 # Handles are numbers that look like addresses; nothing is ever read there.
 _FIRST_HANDLE, _HANDLE_STEP = 0x51D0_0000_1000, 0x40
+
+
+@dataclass(slots=True)
+class GpmSample:
+    """What a buffer for performance samples holds: of which GPU and GPU instance, when, and loads in percent."""
+
+    source: tuple[Any, ...] = ()
+    taken_ns: int = 0
+    loads: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +92,7 @@ class SimulatedNvml:
         self.on_change = on_change
         self.version = store.read().library_version
         self.event_sets: dict[int, EventSet] = {}
+        self.gpm_samples: dict[int, GpmSample] = {}
         self._slots = {slot.uuid: slot for slot in machine.gpus}
         self._counts = CallCounts(store.folder, sorted(FUNCTIONS))
         self._lock = threading.RLock()

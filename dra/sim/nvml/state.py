@@ -42,7 +42,10 @@ class ComputeInstance:
 
 @dataclass(slots=True)
 class GpuInstance:
-    """A piece of a GPU: profile by its id, placement in memory slices. `serial` tells reincarnations apart."""
+    """A piece of a GPU: profile by its id, placement in memory slices. `serial` tells reincarnations apart.
+
+    Loads are percent of what the instance has.
+    """
 
     gi: int
     profile_id: int
@@ -50,11 +53,13 @@ class GpuInstance:
     size: int
     serial: int
     computes: list[ComputeInstance] = field(default_factory=list)
+    utilization: float = 0.0
+    utilization_memory: float = 0.0
 
 
 @dataclass(slots=True)
 class Process:
-    """A process on a GPU; `kind` is compute, graphics or mps."""
+    """A process on a GPU; `kind` is compute, graphics or mps. `utilization` in percent; -1: an even share of the GPU's."""
 
     pid: int
     memory_bytes: int
@@ -62,6 +67,7 @@ class Process:
     gi: int = NOT_MIG
     ci: int = NOT_MIG
     name: str = "python3"
+    utilization: int = -1
 
 
 @dataclass(slots=True)
@@ -84,6 +90,8 @@ class GpuState:
     energy_mj: int = 0
     utilization_gpu: int = 0
     utilization_memory: int = 0
+    utilization_encoder: int = 0
+    utilization_decoder: int = 0
     graphics_mhz: int = 345
     memory_mhz: int = 1593
     clock_reasons: int = 1
@@ -104,6 +112,12 @@ class GpuState:
     pcie_width: int = 16
     pcie_generation: int = 0  # 0: the board's highest
     nvlinks_down: list[int] = field(default_factory=list)
+    nvlink_crc_flit: int = 0
+    nvlink_crc_data: int = 0
+    nvlink_replays: int = 0
+    nvlink_recoveries: int = 0
+    nvlink_tx_kib: int = 0
+    nvlink_rx_kib: int = 0
     recovery_action: int = 0
     fabric_state: int = 3
     fabric_status: int = 0

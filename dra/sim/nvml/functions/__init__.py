@@ -4,6 +4,7 @@ from dra.sim.nvml.functions import (
     device,
     events,
     fields,
+    gpm,
     links,
     mig,
     mig_changes,
@@ -12,4 +13,4 @@ from dra.sim.nvml.functions import (
     telemetry,
 )
 
-LOADED = (device, events, fields, links, mig, mig_changes, processes, system, telemetry)
+LOADED = (device, events, fields, gpm, links, mig, mig_changes, processes, system, telemetry)

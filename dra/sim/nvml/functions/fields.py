@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pynvml
 
-from dra.sim.nvml.functions.telemetry import ecc_errors
+from dra.sim.nvml.functions.telemetry import ECC_BUS_WIDTH, ecc_errors
 from dra.sim.nvml.memory import Status, number, target
 from dra.sim.nvml.models import HOPPER
 from dra.sim.nvml.registry import nvml
@@ -49,25 +49,42 @@ def _links(read: Reader) -> Reader:
     return reader
 
 
+def _ecc(kind: int, counter: int) -> Reader:
+    def reader(device: Device) -> int:
+        if device.model.bus_width < ECC_BUS_WIDTH:
+            raise Status(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return ecc_errors(device, kind, counter)
+
+    return reader
+
+
 _FIELDS: dict[int, tuple[int, Reader]] = {
     pynvml.NVML_FI_DEV_ECC_CURRENT: (_UINT, lambda device: device.gpu.ecc_current),
     pynvml.NVML_FI_DEV_ECC_PENDING: (_UINT, lambda device: device.gpu.ecc_pending),
-    pynvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL: (_ULL, lambda device: ecc_errors(device, 0, 0)),
-    pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL: (_ULL, lambda device: ecc_errors(device, 1, 0)),
-    pynvml.NVML_FI_DEV_ECC_SBE_AGG_TOTAL: (_ULL, lambda device: ecc_errors(device, 0, 1)),
-    pynvml.NVML_FI_DEV_ECC_DBE_AGG_TOTAL: (_ULL, lambda device: ecc_errors(device, 1, 1)),
+    pynvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL: (_ULL, _ecc(0, 0)),
+    pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL: (_ULL, _ecc(1, 0)),
+    pynvml.NVML_FI_DEV_ECC_SBE_AGG_TOTAL: (_ULL, _ecc(0, 1)),
+    pynvml.NVML_FI_DEV_ECC_DBE_AGG_TOTAL: (_ULL, _ecc(1, 1)),
     pynvml.NVML_FI_DEV_RETIRED_SBE: (_UINT, _pages(lambda device: len(device.gpu.retired_single))),
     pynvml.NVML_FI_DEV_RETIRED_DBE: (_UINT, _pages(lambda device: len(device.gpu.retired_double))),
     pynvml.NVML_FI_DEV_RETIRED_PENDING: (_UINT, _pages(lambda device: device.gpu.retired_pending)),
     pynvml.NVML_FI_DEV_MEMORY_TEMP: (_UINT, lambda device: device.gpu.memory_temperature),
     pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION: (_ULL, lambda device: device.gpu.energy_mj),
     pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT: (_UINT, _links(lambda device: device.model.nvlinks)),
-    pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL: (_ULL, _links(lambda _: 0)),
-    pynvml.NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL: (_ULL, _links(lambda _: 0)),
-    pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL: (_ULL, _links(lambda _: 0)),
-    pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL: (
-        _ULL, _links(lambda device: len(device.gpu.nvlinks_down)),
+    pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL: (
+        _ULL, _links(lambda device: device.gpu.nvlink_crc_flit),
     ),
+    pynvml.NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL: (
+        _ULL, _links(lambda device: device.gpu.nvlink_crc_data),
+    ),
+    pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL: (
+        _ULL, _links(lambda device: device.gpu.nvlink_replays),
+    ),
+    pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL: (
+        _ULL, _links(lambda device: device.gpu.nvlink_recoveries + len(device.gpu.nvlinks_down)),
+    ),
+    pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX: (_ULL, _links(lambda device: device.gpu.nvlink_tx_kib)),
+    pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX: (_ULL, _links(lambda device: device.gpu.nvlink_rx_kib)),
     pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER: (_UINT, lambda device: device.gpu.pcie_replays),
     pynvml.NVML_FI_DEV_REMAPPED_COR: (_UINT, _remapper(lambda device: device.gpu.remapped_corrected)),
     pynvml.NVML_FI_DEV_REMAPPED_UNC: (_UINT, _remapper(lambda device: device.gpu.remapped_uncorrected)),

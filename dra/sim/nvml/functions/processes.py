@@ -47,12 +47,16 @@ def nvmlDeviceGetMPSComputeRunningProcesses_v3(
 def nvmlDeviceGetProcessUtilization(
     lib: SimulatedNvml, device: Device, samples: Any, count: Any, since: Any
 ) -> int | None:
-    """Give the load of each process, shared out evenly."""
+    """Give the load of each process; a GPU in MIG mode does not say."""
+    if device.gpu.mig_current:
+        return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
     found = [process for process in device.gpu.processes if process.kind != "graphics"]
     if not found:
         return int(pynvml.NVML_ERROR_NOT_FOUND)
-    share = device.gpu.utilization_gpu // len(found)
-    put_array(samples, count, [partial(_store_sample, process, share) for process in found])
+    even = device.gpu.utilization_gpu // len(found)
+    shares = [even if process.utilization < 0 else process.utilization for process in found]
+    stores = [partial(_store_sample, process, share) for process, share in zip(found, shares, strict=True)]
+    put_array(samples, count, stores)
     return None
 
 

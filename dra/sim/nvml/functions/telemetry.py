@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # Thresholds by NVML_TEMPERATURE_THRESHOLD_*: shutdown, slowdown, memory, GPU.
 _THRESHOLDS = {0: 92, 1: 89, 2: 95, 3: 87}
+# Boards with a narrower memory have no ECC.
+ECC_BUS_WIDTH = 256
 _MEMORY_CLOCK, _VIDEO_CLOCK = pynvml.NVML_CLOCK_MEM, pynvml.NVML_CLOCK_VIDEO
 
 
@@ -25,13 +27,29 @@ def nvmlDeviceGetUtilizationRates(lib: SimulatedNvml, device: Device, rates: Any
     fill(target(rates), gpu=device.gpu.utilization_gpu, memory=device.gpu.utilization_memory)
 
 
-@also_as("nvmlDeviceGetDecoderUtilization", "nvmlDeviceGetJpgUtilization", "nvmlDeviceGetOfaUtilization")
 @nvml()
 def nvmlDeviceGetEncoderUtilization(lib: SimulatedNvml, device: Device, load: Any, period: Any) -> None:
-    """Give the load of a media engine and the sampling period in microseconds."""
+    """Give the load of the video encoders and the sampling period in microseconds."""
+    _media(device, load, period, device.gpu.utilization_encoder)
+
+
+@nvml()
+def nvmlDeviceGetDecoderUtilization(lib: SimulatedNvml, device: Device, load: Any, period: Any) -> None:
+    """Give the load of the video decoders and the sampling period in microseconds."""
+    _media(device, load, period, device.gpu.utilization_decoder)
+
+
+@also_as("nvmlDeviceGetOfaUtilization")
+@nvml()
+def nvmlDeviceGetJpgUtilization(lib: SimulatedNvml, device: Device, load: Any, period: Any) -> None:
+    """Give the load of an engine that nothing simulated uses, and the sampling period in microseconds."""
+    _media(device, load, period, 0)
+
+
+def _media(device: Device, load: Any, period: Any, percent: int) -> None:
     if device.gpu.mig_current:
         raise Status(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    put(load, 0)
+    put(load, percent)
     put(period, 167_000)
 
 
@@ -145,7 +163,7 @@ def nvmlDeviceGetSupportedClocksEventReasons(lib: SimulatedNvml, device: Device,
 
 
 def _has_ecc(device: Device) -> None:
-    if device.model.bus_width < 256:
+    if device.model.bus_width < ECC_BUS_WIDTH:
         raise Status(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
