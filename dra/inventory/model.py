@@ -59,7 +59,7 @@ class Gpu:
     when GPUs come and go and is not kept. `memory_bytes` is None where NVML reports none (integrated memory).
     `numa_node` is None where the kernel says -1. `unusable` is a reason for which the device must not be
     handed out although it is listed (NVML answered only partly), empty when fine. `mig_mode_ours`: this driver
-    switched MIG mode on.
+    switched MIG mode on. `persistence`: it stays awake when nobody uses it.
     """
 
     minor: int
@@ -79,6 +79,7 @@ class Gpu:
     mig_devices: tuple[MigDevice, ...] = ()
     unusable: str = ""
     mig_mode_ours: bool = False
+    persistence: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ def gpu_of(facts: GpuFacts, paths: HostPaths) -> Gpu:
             for each in facts.mig_devices
         ),
         unusable=facts.issue.code if facts.issue else "",
+        persistence=facts.persistence,
     )
 
 
