@@ -7,12 +7,13 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
 LINT_STAMP := $(LINT)/.stamp
 
-.PHONY: help setup demo test lint bench lock proto clean
+.PHONY: help setup demo test lint bench lock docs proto clean
 help:
 	@echo "make demo   set up, then walk through the main job on a simulated node (no GPU, no Kubernetes)"
 	@echo "make test   set up, then run linters' contracts and all tests"
 	@echo "make lint   ruff, mypy, import-linter"
 	@echo "make bench  figures beside their budgets"
+	@echo "make docs   regenerate docs/metrics.md from the code"
 	@echo "make proto  regenerate dra/pb from proto/"
 
 $(STAMP): pyproject.toml requirements/test.txt
@@ -53,6 +54,9 @@ lock:
 	  pyproject.toml --group test --group proto -o requirements/test.txt
 	uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header --no-annotate --upgrade \
 	  --group lint -o requirements/lint.txt
+
+docs: $(STAMP)
+	PYTHONPATH=. $(PY) docs/metrics_page.py
 
 proto: $(STAMP)
 	$(PY) proto/generate.py

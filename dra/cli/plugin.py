@@ -16,6 +16,7 @@ from typing import Any
 # Of NVIDIA's plugin, parsed and without effect.
 _NO_EFFECT = (
     ("--image-name", "IMAGE_NAME"),
+    ("--pprof-path", "PPROF_PATH"),
     ("--image-pull-secrets", "IMAGE_PULL_SECRETS"),
     ("--image-pull-policy", "IMAGE_PULL_POLICY"),
     ("--service-account-name", "SERVICE_ACCOUNT_NAME"),
@@ -58,6 +59,7 @@ _FLAGS = (
     _Flag("--additional-xids-to-ignore", ("ADDITIONAL_XIDS_TO_IGNORE",), "", "XIDs that do not make a device unhealthy"),
     _Flag("--http-endpoint", ("HTTP_ENDPOINT",), "", "address of the metrics server"),
     _Flag("--metrics-path", ("METRICS_PATH",), "/metrics", "path of the metrics"),
+    _Flag("--metrics-interval", ("METRICS_INTERVAL",), "1", "seconds that a reading of the GPUs is given again without asking them", kind=float),
     _Flag("--kubeconfig", ("KUBECONFIG",), "", "kubeconfig (default: the pod's service account)"),
     _Flag("--kube-api-qps", ("KUBE_API_QPS",), "5", "requests a second to the API server, except for claims", kind=float),
     _Flag("--kube-api-burst", ("KUBE_API_BURST",), "10", "requests at once before the rate counts", kind=int),
@@ -164,6 +166,7 @@ def settings_from(args: argparse.Namespace, environment: Mapping[str, str]) -> A
         healthcheck_port=args.healthcheck_port,
         http_endpoint=args.http_endpoint,
         metrics_path=args.metrics_path,
+        metrics_interval_seconds=args.metrics_interval,
         ignored_xids=parse_xids(args.additional_xids_to_ignore),
         gates=gates,
         ignored=tuple(ignored),
@@ -177,7 +180,6 @@ def settings_from(args: argparse.Namespace, environment: Mapping[str, str]) -> A
 def _not_yet(args: argparse.Namespace) -> list[str]:
     """Give the flags that ask for what this version does not do."""
     asked = {
-        "--http-endpoint": bool(args.http_endpoint),
         "--additional-xids-to-ignore": bool(args.additional_xids_to_ignore),
     }
     return [name for name, wanted in asked.items() if wanted]

@@ -36,6 +36,7 @@ from dra.nvml.session import HoldPolicy, NvmlSession
 from dra.plugin.counters import server_keeps_counters
 from dra.plugin.endpoint import STOP_GRACE_SECONDS, Endpoint
 from dra.plugin.machine import Machine
+from dra.plugin.metrics import CallMetrics, metrics_of
 from dra.plugin.mig_port import MigPort
 from dra.plugin.owned import owned_by
 from dra.plugin.pool_source import PoolSource
@@ -68,6 +69,7 @@ class Daemon:
         paths = machine.paths
         self._made = contextlib.ExitStack()
         self.readiness = Readiness()
+        self.calls = CallMetrics(settings.driver_name)
         self.client = KubeClient(
             Connection(
                 KubeOptions(kubeconfig=settings.kubeconfig or None, user_agent=f"dra/{settings.driver_name}")
@@ -126,12 +128,14 @@ class Daemon:
             feed=self.feed,
             on_status=self._kubelet_said,
             on_failure=ClaimEvents(self.events).failed,
+            measure=self.calls.call,
         )
         self.probe = Probe(
             registration=self.endpoint.sockets.registration,
             service=self.endpoint.sockets.service,
             readiness=self.readiness,
         )
+        self.metrics = metrics_of(self)
 
     # -- parts -------------------------------------------------------------------------------------
 
@@ -179,6 +183,7 @@ class Daemon:
             mig=MigPort(self.session, lambda: self.inventory.current),
             layout_changed=lambda: self.inventory.rescan("partitions were made or destroyed"),
             settings=lambda: settings.gpus,
+            timing=self.calls.step,
         )
 
     def _conflict(self, holder_uid: str) -> None:
@@ -233,6 +238,7 @@ class Daemon:
         self.janitor.start()
         if settings.healthcheck_port >= 0:
             self.probe.start(settings.healthcheck_port)
+        self.metrics.start()
         gc.freeze()
         log.info("plugin_started", probe_port=self.probe.port)
 
@@ -248,6 +254,7 @@ class Daemon:
             ("calls", lambda: finished.append(self.endpoint.stop(grace_seconds=grace_seconds))),
             ("janitor", self.janitor.stop),
             ("probe", self.probe.stop),
+            ("metrics", self.metrics.stop),
             ("inventory", lambda: self.inventory.stop(timeout_seconds=1.0)),
             ("events", lambda: self.events.stop(timeout_seconds=0.5)),
             ("nvml", self.session.close),

@@ -11,7 +11,7 @@ import grpc
 from dra.health.feed import HealthFeed
 from dra.host.files import ensure_dir
 from dra.plugin.health_service import HealthService
-from dra.plugin.prepare_service import Engine, OnFailure, PrepareService
+from dra.plugin.prepare_service import Engine, Measure, OnFailure, PrepareService, unmeasured
 from dra.plugin.registration import Registration
 from dra.plugin.server import SocketGuard, UnixServer, build_server
 from dra.plugin.sockets import SocketPaths, find_sockets_of, remove_stale
@@ -35,6 +35,7 @@ class Endpoint:
         feed: what the health stream says.
         on_status: told what the kubelet answers to the registration.
         on_failure: told of each claim that could not be prepared or unprepared.
+        measure: runs around each call.
     """
 
     def __init__(
@@ -46,11 +47,12 @@ class Endpoint:
         feed: HealthFeed,
         on_status: Callable[[bool, str], None] = lambda _accepted, _error: None,
         on_failure: OnFailure = lambda _verb, _ref, _error: None,
+        measure: Measure = unmeasured,
     ) -> None:
         self.sockets = sockets
         self._driver = driver
         self._feed = feed
-        self._prepare = PrepareService(engine, on_failure=on_failure)
+        self._prepare = PrepareService(engine, on_failure=on_failure, measure=measure)
         self._health = HealthService(feed)
         self._registration = Registration(driver, endpoint=sockets.service, on_status=on_status)
         self._service_server = UnixServer(sockets.service, driver=driver, build=self._build_service)

@@ -6,9 +6,11 @@ A gRPC status is never used for a claim. Source: kubelet DRA manager, NodePrepar
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import grpc
@@ -63,6 +65,13 @@ class Engine(Protocol):
 
 
 OnFailure = Callable[[str, ClaimRef, DraError], None]
+# Runs around a call: is told the verb, and gives a list that takes the errors of its claims.
+Measure = Callable[[str], AbstractContextManager[list[DraError]]]
+
+
+def unmeasured(_verb: str) -> AbstractContextManager[list[DraError]]:
+    """Measure nothing."""
+    return contextlib.nullcontext([])
 
 
 class PrepareService:
@@ -74,6 +83,7 @@ class PrepareService:
     Args:
         engine: does the work.
         on_failure: told of each claim's failure: the verb, the claim, the error. It must not wait.
+        measure: runs around each call with claims.
         max_prepares: prepares with claims that are worked on at once.
         turn_seconds: how long another one waits for its turn.
     """
@@ -83,11 +93,13 @@ class PrepareService:
         engine: Engine,
         *,
         on_failure: OnFailure = lambda _verb, _ref, _error: None,
+        measure: Measure = unmeasured,
         max_prepares: int = MAX_PREPARES,
         turn_seconds: float = TURN_SECONDS,
     ) -> None:
         self._engine = engine
         self._on_failure = on_failure
+        self._measure = measure
         self._turns = threading.BoundedSemaphore(max_prepares)
         self._max_prepares, self._turn_seconds = max_prepares, turn_seconds
         self._preparing = CallPool("prepare", threads=MAX_PREPARE_THREADS)
@@ -123,17 +135,21 @@ class PrepareService:
         refs = _refs(request)
         if not refs:
             return response  # a probe
-        refusal = self._wait_for_turn(context)
-        if refusal is not None:
-            outcomes = self._refuse(refs, refusal)
-        else:
-            try:
-                outcomes = self._outcomes("prepare", refs)
-            finally:
-                self._turns.release()
+        with self._measure("prepare") as errors:
+            outcomes = self._prepare_in_turn(refs, context)
+            errors += [outcome for outcome in outcomes.values() if isinstance(outcome, DraError)]
         for uid, outcome in outcomes.items():
             _fill_prepared(response, uid, outcome, with_share_id=method is PREPARE_V1)
         return response
+
+    def _prepare_in_turn(self, refs: Sequence[ClaimRef], context: grpc.ServicerContext) -> dict[str, Any]:
+        refusal = self._wait_for_turn(context)
+        if refusal is not None:
+            return self._refuse(refs, refusal)
+        try:
+            return self._outcomes("prepare", refs)
+        finally:
+            self._turns.release()
 
     def _wait_for_turn(self, context: grpc.ServicerContext) -> DraError | None:
         """Take a turn, which the caller gives back; an error if there is none in time or nobody waits any more."""
@@ -169,7 +185,13 @@ class PrepareService:
 
     def _unprepare(self, method: Method, request: Any, _context: grpc.ServicerContext) -> Any:
         response: Any = method.response()
-        for uid, error in self._outcomes("unprepare", _refs(request)).items():
+        refs = _refs(request)
+        if not refs:
+            return response
+        with self._measure("unprepare") as errors:
+            outcomes = self._outcomes("unprepare", refs)
+            errors += [outcome for outcome in outcomes.values() if outcome is not None]
+        for uid, error in outcomes.items():
             entry = response.claims[uid]
             if error is not None:
                 entry.error = _text(error)

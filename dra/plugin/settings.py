@@ -24,6 +24,7 @@ EXPOSURES = ("auto", "hooks", "soname", "ld-library-path")
 
 # From and to. One look a second is what a GPU's driver stands; a day is never.
 _INTERVAL_SECONDS = (1.0, 86_400.0)
+_METRICS_SECONDS = (0.0, 3_600.0)
 _JITTER_SECONDS = (0.0, 3_600.0)
 # 0: no limit.
 _QPS = (0.0, 10_000.0)
@@ -95,6 +96,7 @@ class PluginSettings:
     healthcheck_port: int = -1
     http_endpoint: str = ""
     metrics_path: str = "/metrics"
+    metrics_interval_seconds: float = 1.0
     ignored_xids: tuple[int, ...] = ()
     gates: Mapping[str, bool] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
@@ -139,6 +141,7 @@ def check_settings(settings: PluginSettings) -> None:
             f"--healthcheck-port {settings.healthcheck_port} is not a port",
             remedy="Use 1 to 65535, 0 for any that is free, or a negative number for none.",
         )
+    _check_http(settings)
     # argparse does not check choices that come from the environment.
     for name, value, allowed in (
         ("--nvml-hold", settings.nvml_hold, NVML_HOLDS),
@@ -152,6 +155,7 @@ def check_settings(settings: PluginSettings) -> None:
     for name, number, (least, most) in (
         ("--inventory-interval", settings.inventory_interval_seconds, _INTERVAL_SECONDS),
         ("--start-jitter", settings.start_jitter_seconds, _JITTER_SECONDS),
+        ("--metrics-interval", settings.metrics_interval_seconds, _METRICS_SECONDS),
         ("--kube-api-qps", settings.kube_qps, _QPS),
         ("--kube-api-burst", settings.kube_burst, _BURST),
     ):
@@ -162,6 +166,21 @@ def check_settings(settings: PluginSettings) -> None:
                 f"{name} cannot be {str(number)[:40]}",
                 remedy=f"Use a number from {least:g} to {most:g}.",
             )
+
+
+def _check_http(settings: PluginSettings) -> None:
+    if not settings.http_endpoint:
+        return
+    from dra.telemetry.http import parse_endpoint
+
+    parse_endpoint(settings.http_endpoint)
+    path = settings.metrics_path
+    if not path.startswith("/") or not path.isascii() or not path.isprintable() or set(path) & set("? #"):
+        raise ConfigError(
+            "DRA-FLAG-METRICS-PATH",
+            f"--metrics-path {path[:200]!r} is not the path of a page",
+            remedy="Give one that begins with /, as /metrics does.",
+        )
 
 
 def mig_mode_of(asked: str, gates: Mapping[str, bool]) -> MigMode:

@@ -41,6 +41,7 @@ from dra.prepare.record import Record
 from dra.prepare.setup import EnginePorts, EngineSettings
 from dra.prepare.sharing.model import OpenEffect, SharingContext, open_effects
 from dra.prepare.store import Damage, RecordStore
+from dra.prepare.timing import API, APPLY, LOCK, PLAN, RENDER, timed
 from dra.prepare.workers import WorkerPool
 from dra.telemetry.log import error_fields, get_logger
 
@@ -188,7 +189,8 @@ class Engine:
             for _ in range(_ROUNDS):
                 attempt.stale = False
                 seen = self.store.get(ref.uid)
-                view = self._view(ref, seen)
+                with timed(self._ports.timing, API):
+                    view = self._view(ref, seen)
                 if not view.results:
                     return ()
                 inventory = self._inventory_for(view)
@@ -236,6 +238,7 @@ class Engine:
         boot_id = self._settings.boot_id
         # Who holds its devices already is not asked again: a lost record that may hold them too must not end it.
         holder = previous is not None and previous.is_complete(boot_id) and previous.results == view.results
+        began = time.perf_counter()
         try:
             plan = plan_prepare(
                 view,
@@ -259,6 +262,7 @@ class Engine:
                 )  # fmt: skip
                 return previous.devices
             raise
+        self._ports.timing(PLAN, time.perf_counter() - began)
         for text in plan.warnings:
             self._log.warning("config_ignored", claim=str(ref), claim_uid=ref.uid, reason=text)
         self._ports.step(steps.PLANNED)
@@ -276,7 +280,8 @@ class Engine:
             cdi_file=str(path),
         )
         try:
-            return self._journal.carry_out(wanted, effects, previous=previous).devices
+            with timed(self._ports.timing, APPLY):
+                return self._journal.carry_out(wanted, effects, previous=previous).devices
         finally:
             if any(not effect.was_there for effect in plan.made.values()):
                 self._ports.layout_changed()
@@ -308,7 +313,10 @@ class Engine:
         )
 
     def _render(self, uid: str, plan: Plan) -> Mapping[str, Any]:
-        return self._ports.renderer.render(uid, plan.complete_targets(), driver_version=plan.driver_version)
+        with timed(self._ports.timing, RENDER):
+            return self._ports.renderer.render(
+                uid, plan.complete_targets(), driver_version=plan.driver_version
+            )
 
     # -- unprepare ---------------------------------------------------------------------------------------
 
@@ -410,6 +418,8 @@ class Engine:
         with hold_shared(self._settings.state_dir / "pu.lock", what=what, wait_seconds=wait_seconds):
             left = max(0.0, wait_seconds - (time.monotonic() - began))
             with self.locks.hold([f"claim-{ref.uid}", *gpus], what=what, wait_seconds=left):
+                if verb == "prepare":
+                    self._ports.timing(LOCK, time.monotonic() - began)
                 try:
                     yield
                 finally:

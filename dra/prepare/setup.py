@@ -22,6 +22,7 @@ from dra.prepare.model import (
 )
 from dra.prepare.partitions import MigControl
 from dra.prepare.sharing.model import StrategyPlanner
+from dra.prepare.timing import Timing, no_timing
 
 # Partitions of one GPU are made one after the other, up to seven; the kubelet gives up after 45 s.
 MIG_LOCK_WAIT_SECONDS = 33.0
@@ -57,7 +58,7 @@ class EnginePorts:
     when a device is not in the inventory. `conflict` hears the UID of the claim that holds a wanted device.
     `strategies` and `effects` are how sharing plugs in. `mig` changes partitions; None: MIG devices are taken as the
     inventory has them. `layout_changed` hears that partitions were made or destroyed. `settings` says how each GPU is
-    shared at this moment.
+    shared at this moment. `timing` hears how long each step of a prepare took.
     """
 
     source: ClaimSource
@@ -72,3 +73,4 @@ class EnginePorts:
     mig: MigControl | None = None
     layout_changed: Callable[[], None] = do_nothing
     settings: Callable[[], NodeSettings] = lambda: NO_SETTINGS
+    timing: Timing = no_timing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -14,6 +15,9 @@ import grpc
 import pytest
 
 from dra.pb.services import Method
+
+# For the helpers that stand beside the tests.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def test_every_flag_of_nvidias_plugin_parses_and_those_without_effect_are_listed
     assert settings.gates == {"TimeSlicingSettings": True, "DynamicMIG": False}
     assert set(settings.ignored) == {
         "--image-name", "--image-pull-secrets", "--image-pull-policy", "--service-account-name",
-        "--log-flush-frequency", "--vmodule", "--http-endpoint", "--additional-xids-to-ignore",
+        "--log-flush-frequency", "--vmodule", "--additional-xids-to-ignore",
     }  # fmt: skip
 
 
@@ -249,3 +249,16 @@ def test_the_command_is_one_of_the_command_lines():
     args = parser.parse_args(["plugin", "--node-name", "n"])
     assert args.node_name == "n"
     assert callable(args.run)
+
+
+def test_the_metrics_endpoint_is_checked_before_anything_starts():
+    assert (
+        read("--node-name=n", "--http-endpoint=[::1]:9", "--metrics-interval=15").metrics_interval_seconds
+        == 15
+    )
+    for flag in ("--http-endpoint=nonsense", "--http-endpoint=:70000", "--metrics-interval=-1"):
+        with pytest.raises(ConfigError, match=flag.partition("=")[0]):
+            read("--node-name=n", flag)
+    with pytest.raises(ConfigError, match="--metrics-path"):
+        read("--node-name=n", "--http-endpoint=:1", "--metrics-path=metrics")
+    assert read("--node-name=n", "--pprof-path=/debug").ignored == ("--pprof-path",)
