@@ -58,11 +58,11 @@ def add_parser(subparsers: Any) -> None:
         help="this node's name (default: $NODE_NAME, the host's)",
     )
     parser.add_argument("--driver-name", default=os.environ.get("DRA_DRIVER_NAME") or "gpu.nvidia.com")
-    for flag, variables in _PATH_FLAGS.items():
+    for flag, variables in PATH_FLAGS.items():
         parser.add_argument(flag, metavar="DIR", help=f"as of dra plugin [{', '.join(variables)}]")
 
 
-_PATH_FLAGS = {
+PATH_FLAGS = {
     "--nvidia-driver-root": ("NVIDIA_DRIVER_ROOT", "HOST_DRIVER_ROOT"),
     "--container-driver-root": ("DRIVER_ROOT_CTR_PATH",),
     "--cdi-root": ("CDI_ROOT",),
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
     configure(level="error", console=True)
     kind, name = _subject(args.subject)
-    with _context(args) as ctx:
+    with node_context(args) as ctx:
         here = kind == "" and _is_node(args, ctx)
         if kind == "" and not here:
             kind = "cluster"
@@ -144,7 +144,7 @@ def _is_node(args: argparse.Namespace, ctx: NodeContext) -> bool:
 
 
 @contextlib.contextmanager
-def _context(args: argparse.Namespace) -> Iterator[NodeContext]:
+def node_context(args: argparse.Namespace) -> Iterator[NodeContext]:
     from dra.diagnose.doctor.context import NodeContext
     from dra.host.paths import HostPaths
 
@@ -186,7 +186,7 @@ def _real_paths(args: argparse.Namespace) -> dict[str, Any]:
             if args.host_root
             else next((os.environ[name] for name in variables if os.environ.get(name)), "")
         )
-        for flag, variables in _PATH_FLAGS.items()
+        for flag, variables in PATH_FLAGS.items()
     }
     fields: dict[str, Any] = {"host_root": Path(args.host_root or os.environ.get("HOST_ROOT") or "/")}
     if told["--nvidia-driver-root"]:

@@ -25,6 +25,7 @@ COMMANDS = {
     "inventory": ("dra.cli.inventory", "this node's GPUs and partitions"),
     "explain": ("dra.cli.explain", "why a pod or a claim is pending, or how it was allocated"),
     "doctor": ("dra.cli.doctor", "which step between the hardware and a container is broken"),
+    "top": ("dra.cli.top", "GPUs, who holds them, and what they do"),
     "validate": ("dra.cli.validate", "check manifests offline"),
     "sim": ("dra.cli.sim", "a simulated cluster to try the driver in"),
 }
