@@ -27,6 +27,8 @@ COMMANDS = {
     "doctor": ("dra.cli.doctor", "which step between the hardware and a container is broken"),
     "top": ("dra.cli.top", "GPUs, who holds them, and what they do"),
     "validate": ("dra.cli.validate", "check manifests offline"),
+    "webhook": ("dra.cli.webhook", "the admission webhook"),
+    "fleet": ("dra.cli.fleet", "the cluster's side: claim templates for shares"),
     "sim": ("dra.cli.sim", "a simulated cluster to try the driver in"),
 }
 EXIT_ERROR = 1

@@ -1,0 +1,112 @@
+"""`dra webhook`: the admission webhook."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+# The second part of a resource's name.
+_WORD = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command; each flag has an environment variable."""
+    env = os.environ
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "webhook",
+        help="the admission webhook",
+        description="Checks claims, templates and DeviceClasses when they are written, and turns fractions of GPUs "
+        "(nvidia.com/gpu: 0.2) into claims, where a namespace or an object asks for it.",
+    )
+    parser.add_argument(
+        "--port", type=int, default=env.get("PORT") or "8443", help="TCP port (default 8443) [PORT]"
+    )
+    parser.add_argument(
+        "--tls-cert-file", default=env.get("TLS_CERT_FILE") or "/certs/tls.crt", metavar="FILE",
+        help="certificate in PEM; it is loaded again when it changes (default /certs/tls.crt) [TLS_CERT_FILE]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tls-private-key-file", default=env.get("TLS_PRIVATE_KEY_FILE") or "/certs/tls.key", metavar="FILE",
+        help="its key (default /certs/tls.key) [TLS_PRIVATE_KEY_FILE]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--gpu-resources", default=env.get("GPU_RESOURCES") or "nvidia.com/gpu", metavar="NAMES",
+        help="resources of which a fraction is a share of a card (default nvidia.com/gpu) [GPU_RESOURCES]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--memory-resources", default=env.get("MEMORY_RESOURCES") or "nvidia.com/gpumem", metavar="NAMES",
+        help="resources that are GPU memory, in MiB without suffix (default nvidia.com/gpumem) [MEMORY_RESOURCES]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--shares-per-card", type=int, default=env.get("SHARES_PER_CARD") or "100", metavar="N",
+        help="into how many shares the fleet's shared cards are cut: --sharing N of the plugin (default 100) [SHARES_PER_CARD]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--log-level", default=env.get("LOG_LEVEL") or "info", choices=("debug", "info", "warning", "error")
+    )
+    parser.add_argument(
+        "--logging-format", default=env.get("LOGGING_FORMAT") or "json", choices=("json", "text")
+    )
+
+
+def rules_from(args: argparse.Namespace) -> Any:
+    """Give the rules that the flags ask for.
+
+    Raises:
+        ConfigError: DRA-FLAG-….
+    """
+    from dra.api.fractions import FractionRules
+    from dra.api.gpu_settings import MAX_SHARES
+    from dra.errors import ConfigError
+    from dra.values import is_dns_subdomain
+
+    names: dict[str, frozenset[str]] = {}
+    for flag, text in (
+        ("--gpu-resources", args.gpu_resources),
+        ("--memory-resources", args.memory_resources),
+    ):
+        names[flag] = frozenset(part.strip() for part in text.split(",") if part.strip())
+        for name in names[flag]:
+            domain, _, word = name.partition("/")
+            if not is_dns_subdomain(domain) or not re.fullmatch(_WORD, word):
+                raise ConfigError(
+                    "DRA-FLAG-VALUE",
+                    f"{flag}: {name[:80]!r} is no name of an extended resource",
+                    remedy="Write DOMAIN/NAME, such as nvidia.com/gpu.",
+                )
+    if both := names["--gpu-resources"] & names["--memory-resources"]:
+        raise ConfigError(
+            "DRA-FLAG-VALUE",
+            f"{', '.join(sorted(both))} cannot be both a GPU and memory",
+            remedy="Give it once.",
+        )
+    if not 1 <= args.shares_per_card <= MAX_SHARES:
+        raise ConfigError(
+            "DRA-FLAG-RANGE",
+            f"--shares-per-card cannot be {args.shares_per_card}",
+            remedy=f"Use a number from 1 to {MAX_SHARES}.",
+        )
+    return FractionRules(names["--gpu-resources"], names["--memory-resources"], args.shares_per_card)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal comes."""
+    from dra.plugin.signals import STOP_SIGNALS, SignalQueue
+    from dra.telemetry.log import configure
+    from dra.webhook.certificate import Certificate
+    from dra.webhook.server import WebhookServer
+
+    configure(level=args.log_level, console=args.logging_format == "text")
+    signals = SignalQueue()
+    certificate = Certificate(Path(args.tls_cert_file), Path(args.tls_private_key_file))
+    server = WebhookServer(certificate, rules=rules_from(args), port=args.port)
+    server.start()
+    try:
+        while signals.wait() not in STOP_SIGNALS:
+            pass
+    finally:
+        server.stop()
+    return 0
