@@ -58,6 +58,7 @@ NODES = Resource("", ("v1",), "nodes", "Node", namespaced=False)
 PODS = Resource("", ("v1",), "pods", "Pod", namespaced=True)
 EVENTS = Resource("", ("v1",), "events", "Event", namespaced=True)
 NAMESPACES = Resource("", ("v1",), "namespaces", "Namespace", namespaced=False)
+LEASES = Resource("coordination.k8s.io", ("v1",), "leases", "Lease", namespaced=True)
 CUSTOM_RESOURCE_DEFINITIONS = Resource(
     "apiextensions.k8s.io", ("v1",), "customresourcedefinitions", "CustomResourceDefinition", namespaced=False
 )

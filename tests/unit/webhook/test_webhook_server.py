@@ -35,7 +35,10 @@ def serve():
 
     def start(folder, **options):
         server = WebhookServer(
-            Certificate(folder / "tls.crt", folder / "tls.key"), host="127.0.0.1", look_seconds=0.05, **options
+            Certificate(folder / "tls.crt", folder / "tls.key"),
+            host="127.0.0.1",
+            look_seconds=0.05,
+            **options,
         )
         server.start()
         running.append(server)
@@ -108,17 +111,30 @@ GOOD = config(sharing={"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPerc
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("kind", ["ResourceClaim", "ResourceClaimTemplate", "DeviceClass"])
-def test_a_wrong_configuration_is_refused_in_every_kind_and_version_with_its_field(serve, files, kind, version):
+def test_a_wrong_configuration_is_refused_in_every_kind_and_version_with_its_field(
+    serve, files, kind, version
+):
     server = serve(files)
 
     def made(*configs):
-        return device_class(*configs, version=version) if kind == "DeviceClass" else claim(*configs, version=version, kind=kind)
+        return (
+            device_class(*configs, version=version)
+            if kind == "DeviceClass"
+            else claim(*configs, version=version, kind=kind)
+        )
 
     refused = ask(server, "/validate", made(BAD))
     assert refused["allowed"] is False
     assert refused["status"]["code"] == 403
-    where = {"ResourceClaim": "spec.devices", "ResourceClaimTemplate": "spec.spec.devices", "DeviceClass": "spec"}[kind]
-    assert f"{where}.config[0].opaque.parameters.sharing.timeSlicingConfig.interval" in refused["status"]["message"]
+    where = {
+        "ResourceClaim": "spec.devices",
+        "ResourceClaimTemplate": "spec.spec.devices",
+        "DeviceClass": "spec",
+    }[kind]
+    assert (
+        f"{where}.config[0].opaque.parameters.sharing.timeSlicingConfig.interval"
+        in refused["status"]["message"]
+    )
     assert "DRA-CONFIG-FIELD" in refused["status"]["message"]
     assert ask(server, "/validate-resource-claim-parameters", made(GOOD)) == {"uid": "u-1", "allowed": True}
 
@@ -208,7 +224,10 @@ def test_many_reviews_come_over_one_connection(serve, files):
     connection = http.client.HTTPSConnection("127.0.0.1", server.port, context=trusting(), timeout=30)
     for number in range(5):
         connection.request(
-            "POST", "/validate", json.dumps(review(claim(BAD), uid=str(number))), {"Content-Type": "application/json"}
+            "POST",
+            "/validate",
+            json.dumps(review(claim(BAD), uid=str(number))),
+            {"Content-Type": "application/json"},
         )
         assert json.loads(connection.getresponse().read())["response"]["uid"] == str(number)
     connection.close()

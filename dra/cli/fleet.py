@@ -1,0 +1,78 @@
+"""`dra fleet`: the cluster's side of the driver."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from typing import Any
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command; each flag has an environment variable."""
+    env = os.environ
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "fleet",
+        help="the cluster's side: claim templates for shares",
+        description="Makes the claim templates that pods with fractions of GPUs name, and collects those that nobody "
+        "names any more. Several replicas may run; a Lease decides which one works.",
+    )
+    parser.add_argument(
+        "--namespace",
+        default=env.get("NAMESPACE") or "dra-driver-nvidia-gpu",
+        help="of the Lease [NAMESPACE]",
+    )
+    parser.add_argument("--lease", default=env.get("LEASE") or "dra-fleet", help="name of the Lease [LEASE]")
+    parser.add_argument(
+        "--identity", default=env.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}",
+        help="who holds the Lease; differs between replicas [POD_NAME]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--kubeconfig",
+        default=env.get("KUBECONFIG") or "",
+        help="kubeconfig (default: the pod's service account) [KUBECONFIG]",
+    )
+    parser.add_argument(
+        "--healthcheck-port", type=int, default=env.get("HEALTHCHECK_PORT") or "-1", metavar="PORT",
+        help="TCP port of /healthz and /readyz; negative: none [HEALTHCHECK_PORT]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--collect-after", type=float, default=env.get("COLLECT_AFTER") or "600", metavar="SECONDS",
+        help="how long a template that no pod names is kept (default 600) [COLLECT_AFTER]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--log-level", default=env.get("LOG_LEVEL") or "info", choices=("debug", "info", "warning", "error")
+    )
+    parser.add_argument(
+        "--logging-format", default=env.get("LOGGING_FORMAT") or "json", choices=("json", "text")
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Work until a signal comes."""
+    from dra.errors import ConfigError
+    from dra.fleet.process import Fleet, FleetSettings
+    from dra.plugin.signals import STOP_SIGNALS, SignalQueue
+    from dra.telemetry.log import configure
+
+    configure(level=args.log_level, console=args.logging_format == "text")
+    if not 0 <= args.collect_after <= 86_400:
+        raise ConfigError(
+            "DRA-FLAG-RANGE",
+            f"--collect-after cannot be {args.collect_after}",
+            remedy="Use 0 to 86400 seconds.",
+        )
+    signals = SignalQueue()
+    fleet = Fleet(
+        FleetSettings(
+            identity=args.identity, namespace=args.namespace, lease=args.lease, kubeconfig=args.kubeconfig,
+            port=args.healthcheck_port, collect_seconds=args.collect_after,
+        )
+    )  # fmt: skip
+    fleet.start()
+    try:
+        while signals.wait() not in STOP_SIGNALS:
+            pass
+    finally:
+        fleet.stop()
+    return 0
