@@ -1,0 +1,256 @@
+"""What the GpuNodePolicies of a cluster mean for one node. Pure.
+
+    policies = [decode_policy(each) for each in objects]
+    resolution = resolve(policies, labels=node_labels, gpus=identities, base=flags)
+    resolution.settings.of(gpu)
+
+Of the policies that choose a node, one with more label requirements lies over one with fewer, then the higher weight
+over the lower. Two that are equal in both and say different things of one GPU are a conflict: the older one counts,
+and both are told. Each block (`sharing`, `mig`, ...) is taken as a whole from the uppermost policy that has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dra.api.gpu_settings import (
+    NO_SETTINGS,
+    GpuIdentity,
+    GpuSelector,
+    HealthSettings,
+    MigSettings,
+    NodeSettings,
+    ReservedSettings,
+    SettingsLayer,
+    SharingSettings,
+)
+from dra.api.imports import PYDANTIC
+from dra.errors import ConfigError
+from dra.values import PciAddress
+
+if TYPE_CHECKING:
+    from dra.api.policy_models import GpuGroup, NodeSelector, PolicySpec
+
+KIND = "GpuNodePolicy"
+INVALID = "DRA-POLICY-INVALID"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One valid policy.
+
+    Args:
+        name, generation, created: of the object's metadata; `created` is RFC 3339, empty for one not in the API yet.
+        specificity: the number of label requirements of its node selector.
+        layers: its groups, those with the less exact selector first.
+    """
+
+    name: str
+    generation: int
+    created: str
+    weight: int
+    specificity: int
+    requirements: tuple[tuple[str, str, tuple[str, ...]], ...]
+    layers: tuple[SettingsLayer, ...]
+
+    def chooses(self, labels: Mapping[str, str]) -> bool:
+        """Whether it is for a node with these labels."""
+        return all(_holds(labels, *each) for each in self.requirements)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """What must be equal for a conflict."""
+        return self.specificity, self.weight
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Two policies of equal rank that say different things of a GPU; `winner` counts."""
+
+    winner: str
+    loser: str
+    block: str
+    gpu: GpuIdentity
+
+    def __str__(self) -> str:
+        """Say it for people."""
+        return (
+            f"policies {self.winner} and {self.loser} have equal node selectors and weights and both set "
+            f"{self.block} of {self.gpu.uuid}; the older one, {self.winner}, counts"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What holds on a node.
+
+    Args:
+        policies: names of those that choose the node, the uppermost first.
+        conflicts: each pair of policies once for each block and GPU.
+    """
+
+    settings: NodeSettings
+    policies: tuple[str, ...] = ()
+    conflicts: tuple[Conflict, ...] = field(default=())
+
+
+def decode_policy(body: Mapping[str, Any]) -> Policy:
+    """Read a GpuNodePolicy.
+
+    Raises:
+        ConfigError: DRA-POLICY-INVALID with the path of the field.
+    """
+    with PYDANTIC:
+        from pydantic import ValidationError
+
+        from dra.api.policy_models import GROUP_VERSION, PolicySpec
+    metadata = body.get("metadata")
+    metadata = metadata if isinstance(metadata, Mapping) else {}
+    name = str(metadata.get("name") or "")
+    if body.get("kind") != KIND or body.get("apiVersion") != GROUP_VERSION:
+        raise _invalid(
+            name, f"is not a {KIND} of {GROUP_VERSION}", f"Set apiVersion: {GROUP_VERSION}, kind: {KIND}."
+        )
+    if not name:
+        raise _invalid(name, "metadata.name: is missing", "Name the policy.")
+    spec = body.get("spec")
+    if not isinstance(spec, Mapping):
+        raise _invalid(name, "spec: is missing", "Write spec.gpus with at least one group.")
+    try:
+        model = PolicySpec.model_validate(without_null(spec))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        path = ".".join(str(part) for part in ("spec", *first["loc"]))
+        message = str(first["msg"]).removeprefix("Value error, ")
+        raise _invalid(name, f"{path}: {message}", "See `kubectl explain gpunodepolicy.spec`.") from None
+    return _policy(name, metadata, model)
+
+
+def without_null(value: Any) -> Any:
+    """Leave out what is null, as the API server does; in lists it stays, and is wrong there."""
+    if isinstance(value, Mapping):
+        return {key: without_null(each) for key, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [without_null(each) for each in value]
+    return value
+
+
+def resolve(
+    policies: Iterable[Policy],
+    *,
+    labels: Mapping[str, str],
+    gpus: Sequence[GpuIdentity] = (),
+    base: NodeSettings = NO_SETTINGS,
+) -> Resolution:
+    """Say what holds on a node with these `labels` and `gpus`; `base` is what its flags say, below all policies."""
+    # The uppermost last; of equal ones the older lies above.
+    chosen = sorted(
+        (policy for policy in policies if policy.chooses(labels)),
+        key=lambda each: (each.created, each.name),
+        reverse=True,
+    )
+    chosen.sort(key=lambda each: each.rank)
+    settings = base
+    for policy in chosen:
+        settings = settings.over(policy.layers)
+    return Resolution(
+        settings, tuple(policy.name for policy in reversed(chosen)), tuple(_conflicts(chosen, gpus))
+    )
+
+
+def _conflicts(chosen: Sequence[Policy], gpus: Sequence[GpuIdentity]) -> Iterable[Conflict]:
+    for at, loser in enumerate(chosen):
+        for winner in chosen[at + 1 :]:
+            if winner.rank != loser.rank:
+                continue
+            for gpu in gpus:
+                one, other = _blocks(winner, gpu), _blocks(loser, gpu)
+                for block in sorted(one.keys() & other.keys()):
+                    if one[block] != other[block]:
+                        yield Conflict(winner.name, loser.name, block, gpu)
+
+
+def _blocks(policy: Policy, gpu: GpuIdentity) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for layer in policy.layers:
+        if layer.selector.fits(gpu):
+            found.update(layer.blocks)
+    return found
+
+
+def _invalid(name: str, what: str, remedy: str) -> ConfigError:
+    return ConfigError(INVALID, f"{KIND} {name or '(without name)'}: {what}", remedy=remedy, policy=name)
+
+
+def _policy(name: str, metadata: Mapping[str, Any], spec: PolicySpec) -> Policy:
+    requirements = _requirements(spec.nodeSelector)
+    layers = [_layer(name, group) for group in spec.gpus]
+    return Policy(
+        name=name,
+        generation=int(metadata.get("generation") or 0),
+        created=str(metadata.get("creationTimestamp") or "9999"),
+        weight=spec.weight,
+        specificity=len(requirements),
+        requirements=requirements,
+        layers=tuple(sorted(layers, key=lambda layer: layer.selector.rank)),
+    )
+
+
+def _requirements(selector: NodeSelector) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+    found = [(key, "In", (value,)) for key, value in sorted((selector.matchLabels or {}).items())]
+    found += [(each.key, each.operator, tuple(each.values or ())) for each in selector.matchExpressions or ()]
+    return tuple(found)
+
+
+def _holds(labels: Mapping[str, str], key: str, operator: str, values: tuple[str, ...]) -> bool:
+    """Whether a requirement holds. Source: metav1.LabelSelector; NotIn holds where the label is absent."""
+    match operator:
+        case "In":
+            return labels.get(key) in values
+        case "NotIn":
+            return labels.get(key) not in values
+        case "Exists":
+            return key in labels
+        case _:
+            return key not in labels
+
+
+def _layer(name: str, group: GpuGroup) -> SettingsLayer:
+    match = group.match
+    selector = GpuSelector(
+        uuid=match.uuid or "",
+        product=match.product or "",
+        pci_address=None if match.pciAddress is None else PciAddress.parse(match.pciAddress),
+    )
+    return SettingsLayer(selector, dict(_group_blocks(group)), f"{KIND} {name}")
+
+
+def _group_blocks(group: GpuGroup) -> Iterable[tuple[str, Any]]:
+    if group.sharing is not None:
+        yield (
+            "sharing",
+            SharingSettings(group.sharing.strategy, group.sharing.shares or 0, group.sharing.enforcement),
+        )
+    if group.mig is not None:
+        yield "mig", MigSettings(group.mig.mode, tuple(sorted((group.mig.layout or {}).items())))
+    if group.reserved is not None:
+        yield "reserved", ReservedSettings(group.reserved.value, group.reserved.effect)
+    if group.attributes is not None:
+        yield (
+            "attributes",
+            {
+                key: value.model_dump(by_alias=True, exclude_none=True)
+                for key, value in sorted(group.attributes.items())
+            },
+        )
+    if group.health is not None:
+        xids = {rule.xid: rule.effect for rule in group.health.xids or ()}
+        yield "health", HealthSettings(xids, group.health.temperatureCelsius)
+    if group.timeSlice is not None:
+        yield "time_slice", group.timeSlice
+    if group.driverCapabilities is not None:
+        yield "driver_capabilities", tuple(group.driverCapabilities)
+    if group.telemetryIntervalSeconds is not None:
+        yield "telemetry_interval_seconds", float(group.telemetryIntervalSeconds)
