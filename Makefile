@@ -6,8 +6,10 @@ PY := $(VENV)/bin/python
 # One process builds an environment at a time; the stamp follows pyproject.toml.
 STAMP := $(VENV)/.stamp
 LINT_STAMP := $(LINT)/.stamp
+# Test processes at once; much of the tests' time is waiting for other processes.
+WORKERS ?= 2
 
-.PHONY: help setup demo test lint bench lock docs proto clean
+.PHONY: help setup demo test lint bench lock docs proto crds clean
 help:
 	@echo "make demo   set up, then walk through the main job on a simulated node (no GPU, no Kubernetes)"
 	@echo "make test   set up, then run linters' contracts and all tests"
@@ -15,6 +17,7 @@ help:
 	@echo "make bench  figures beside their budgets"
 	@echo "make docs   regenerate docs/metrics.md from the code"
 	@echo "make proto  regenerate dra/pb from proto/"
+	@echo "make crds   regenerate crds/ from the models"
 
 $(STAMP): pyproject.toml requirements/test.txt
 	$(PYTHON) -m venv $(VENV)
@@ -40,7 +43,7 @@ lint: $(STAMP) $(LINT_STAMP)
 	PYTHONPATH=. $(LINT)/bin/lint-imports --no-cache
 
 test: lint
-	$(PY) -m pytest
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile
 
 bench: $(STAMP)
 	@$(PY) -m compileall -q dra >/dev/null 2>&1 || true
@@ -60,6 +63,9 @@ docs: $(STAMP)
 
 proto: $(STAMP)
 	$(PY) proto/generate.py
+
+crds: $(STAMP)
+	PYTHONPATH=. $(PY) crds/generate.py
 
 clean:
 	rm -rf $(VENV) $(LINT) .mypy_cache .ruff_cache .hypothesis

@@ -199,7 +199,9 @@ def _policy(name: str, metadata: Mapping[str, Any], spec: PolicySpec) -> Policy:
 
 
 def _requirements(selector: NodeSelector) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
-    found = [(key, "In", (value,)) for key, value in sorted((selector.matchLabels or {}).items())]
+    found: list[tuple[str, str, tuple[str, ...]]] = [
+        (key, "In", (value,)) for key, value in sorted((selector.matchLabels or {}).items())
+    ]
     found += [(each.key, each.operator, tuple(each.values or ())) for each in selector.matchExpressions or ()]
     return tuple(found)
 

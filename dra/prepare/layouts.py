@@ -124,7 +124,9 @@ class LayoutChanger:
         with self._locks.hold(
             [lock_name(str(GpuName(gpu.minor)))], what="layout change", wait_seconds=_LOCK_WAIT_SECONDS
         ):
-            self._refuse_if_held(gpu)
+            if any(_spot(mig) not in wanted for mig in gpu.mig_devices) or not gpu.mig_enabled:
+                # Completing what a reboot took is in nobody's way.
+                self._refuse_if_held(gpu)
             record = self._begin(gpu, wanted)
             self._step("layout:written")
             self._destroy(gpu, record)

@@ -6,7 +6,7 @@ smallest partitions first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,11 +14,12 @@ from dra.api.gpu_settings import NO_SETTINGS, NodeSettings
 from dra.inventory.model import Gpu, Inventory
 from dra.inventory.names import GpuName
 from dra.slices.devices import SliceProblem, gpu_device, mig_device
+from dra.slices.extras import reserved_taint, with_extra_attributes
 from dra.slices.features import ServerFeatures
 from dra.slices.layout import GpuGroup, SliceContent, lay_out
 from dra.slices.partitions import MigMode, counter_set, plan_forms, possible_devices, whole_device
 from dra.slices.rules import MAX_ATTRIBUTES_AND_CAPACITIES, check_device
-from dra.slices.sharing import share_device
+from dra.slices.sharing import identity_of, share_device
 from dra.slices.taints import Taint, merge_taints, taint_of_unusable
 from dra.slices.validate import validate_slices
 
@@ -97,7 +98,10 @@ def build_pool(
     names: set[str] = set()
     for gpu in sorted(inventory.gpus, key=lambda each: (each.pci_address, each.minor, each.uuid)):
         listed: list[dict[str, Any]] = []
-        shared, devices = _offer_of(gpu, inventory, problems, mig_mode=mig_mode, features=features)
+        own = settings.of(identity_of(gpu))
+        shared, devices = _offer_of(
+            gpu, inventory, problems, mig_mode=own.mig.mode or mig_mode, features=features
+        )
         if shared is not None:
             if not _is_free(shared["name"], names, gpu, problems):
                 continue
@@ -106,12 +110,13 @@ def build_pool(
             shared_out = share_device(
                 device, gpu, settings=settings, features=features, mps=mps, problems=problems
             )
-            fit = _fit(shared_out, problems)
+            fit = _fit(with_extra_attributes(shared_out, own), problems)
             name = device["name"]
             if fit is None or not _is_free(name, names, gpu, problems):
                 continue
             names.add(name)
-            tainted = _taint(fit, gpu, taints or {}, features, problems)
+            given = (taints or {}).get(name, ()), (taints or {}).get(str(GpuName(gpu.minor)), ())
+            tainted = _taint(fit, gpu, (*given, reserved_taint(own)), features, problems)
             if tainted is not None:
                 listed.append(tainted)
         groups.append(GpuGroup(tuple(listed), shared))
@@ -214,15 +219,13 @@ def _left_out(device: str, field: str, why: str) -> SliceProblem:
 def _taint(
     device: dict[str, Any],
     gpu: Gpu,
-    taints: Mapping[str, tuple[Taint, ...]],
+    groups: Iterable[tuple[Taint, ...]],
     features: ServerFeatures,
     problems: list[SliceProblem],
 ) -> dict[str, Any] | None:
-    """Put the taints on; None if the server cannot hold them and one of them keeps away."""
+    """Put the taints on, of earlier groups first; None if the server cannot hold them and one of them keeps away."""
     name = str(device["name"])
-    own = taints.get(name, ())
-    of_gpu = taints.get(str(GpuName(gpu.minor)), ())
-    kept, dropped = merge_taints(own, of_gpu, taint_of_unusable(gpu))
+    kept, dropped = merge_taints(*groups, taint_of_unusable(gpu))
     if not features.taint_effect_none:
         kept = tuple(taint for taint in kept if taint.effect != "None")
     if dropped:

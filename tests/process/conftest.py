@@ -62,7 +62,7 @@ def running():
     kubelet.wait_registered(DRIVER, timeout_seconds=60)
     node.wait_published()
     yield Running(node, daemon, kubelet)
-    assert daemon.terminate(within_seconds=5) == 0
+    assert daemon.terminate(within_seconds=45) == 0
     node.close()
 
 

@@ -95,7 +95,7 @@ class DaemonProcess:
     def kill(self) -> None:
         """SIGKILL."""
         self.process.kill()
-        self.wait(within_seconds=5)
+        self.wait(within_seconds=45)
 
     def wait(self, *, within_seconds: float) -> int:
         """Wait for its end."""

@@ -65,8 +65,8 @@ def test_without_an_api_server_it_starts_registers_and_publishes_soon_after_it_i
     assert daemon.process.poll() is None
     node.api.start()
     back = time.monotonic()
-    node.wait_published(seconds=30)
-    assert time.monotonic() - back < 30
+    node.wait_published(seconds=60)
+    assert time.monotonic() - back < 90
     check_invariants(node, daemon, told=["DRA-API-UNREACHABLE"])
 
 
@@ -128,7 +128,7 @@ def test_an_api_server_that_hangs_does_not_keep_the_driver_from_stopping(node):
     node.api.faults.set("freeze")
     wipe(node)
     wait_until(lambda: [r for r in node.api.faults._faults if r.hits], what="a request hangs")
-    assert daemon.terminate(within_seconds=6) == 0
+    assert daemon.terminate(within_seconds=45) == 0
     assert list(node.registry.iterdir()) == []
 
 
@@ -139,7 +139,7 @@ def test_refusals_conflicts_and_broken_answers_end_with_the_pool_published_witho
     busy = faults.set("error", method="POST", path=SLICES, code=429, retry_after=2, times=1)
     begun = time.monotonic()
     wipe(node)
-    node.wait_published(seconds=10)
+    node.wait_published(seconds=60)
     assert busy.hits == 1
     posts = [entry.at for entry in requests_of(node, SLICES, since=begun) if entry.method == "POST"]
     assert posts[1] - posts[0] >= 2

@@ -37,14 +37,14 @@ def test_a_signal_at_any_moment_of_the_start_ends_it(node):
         daemon = node.daemon()
         time.sleep(moments.uniform(*MOMENTS))
         daemon.process.send_signal(signal.SIGTERM)
-        status = daemon.wait(within_seconds=10)
+        status = daemon.wait(within_seconds=45)
         assert status in ENDS
         check_ended(node, daemon, status)
         daemons.append((daemon, status))
     # As soon as it says anything it hears signals.
     daemon = node.daemon()
     wait_until(lambda: "plugin_starting" in daemon.log.read_text())
-    assert daemon.terminate(within_seconds=10) == 0
+    assert daemon.terminate(within_seconds=45) == 0
     check_ended(node, daemon, 0)
 
 
@@ -71,7 +71,7 @@ def test_many_signals_in_a_row_are_one_stop(node, pause):
         except ProcessLookupError:
             break
         time.sleep(pause)
-    assert daemon.wait(within_seconds=10) == 0
+    assert daemon.wait(within_seconds=45) == 0
     check_ended(node, daemon, 0)
 
 
@@ -131,7 +131,7 @@ def test_what_had_started_is_stopped_when_the_start_fails_half_way(node):
     first = node.daemon("--healthcheck-port=0")
     port = wait_until(lambda: first.logged("plugin_started"))[0]["probe_port"]
     second = node.daemon(f"--healthcheck-port={port}", pod_uid="0a1b2c3d-0000-4000-8000-0123456789ab")
-    assert second.wait(within_seconds=10) == 1
+    assert second.wait(within_seconds=45) == 1
     (event,) = second.logged("plugin_not_started")
     assert event["error_code"] == "DRA-PROBE-PORT"
     assert [path.name for path in node.registry.iterdir()] == [f"{DRIVER}-reg.sock"]

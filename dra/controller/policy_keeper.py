@@ -1,0 +1,488 @@
+"""Keeps the node's GPUs as the GpuNodePolicies say, without ever touching one that a claim has.
+
+For each GPU whose meaning is to change: taint it, so that nobody new gets it; wait until no allocation in the API and
+no claim on the node names it; write down that the change has begun; change; publish; take the taint away. What may
+change under a claim (attributes, a reservation, health rules) is published at once. While one of the policies that
+choose the node is invalid, everything stays as it is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dra.api.gpu_settings import GpuSettings, NodeSettings
+from dra.api.policy import Conflict, Policy, Resolution, decode_policy, resolve
+from dra.controller.policy_plan import GpuPlan, claims_on_gpus, plan_gpu
+from dra.controller.policy_state import AppliedFile, AppliedSettings
+from dra.errors import ConfigError, DraError
+from dra.inventory.model import Gpu, Inventory
+from dra.inventory.names import GpuName
+from dra.kube.clock import Clock, SystemClock
+from dra.prepare.holds import Hold, lock_name
+from dra.prepare.layouts import LayoutChanger, LayoutRecord
+from dra.slices.sharing import identity_of
+from dra.slices.taints import Taint
+from dra.telemetry.log import error_fields, get_logger
+from dra.telemetry.threads import start_thread
+
+log = get_logger()
+
+DRAINING = "gpu.nvidia.com/draining"
+State = Literal["Applied", "Waiting", "Changing", "Refused"]
+# So often a change is tried before the GPU goes back to what it was.
+MAX_ATTEMPTS = 3
+MAX_CLAIMS_NAMED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyTimings:
+    """In seconds.
+
+    Args:
+        settle: from the taint being in the API until no scheduler can still be about to give the GPU out.
+        poll, slow_poll: between looks at the claims, at first and later.
+        idle: between looks where nothing is to be done.
+        stored: how long a publication is waited for before the next step is taken all the same.
+        retry: after a change that failed, and for what was given up.
+    """
+
+    settle: float = 1.5
+    poll: float = 0.5
+    slow_poll: float = 5.0
+    idle: float = 30.0
+    stored: float = 10.0
+    retry: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPorts:
+    """What the keeper sees of the rest of the driver.
+
+    Args:
+        inventory, look_again: the hardware, as last seen and newly looked at.
+        claims: all claims of the cluster; raises DraError.
+        holds: what claims of this node hold.
+        publish: takes the settings that are to be published and used.
+        taint: takes the taints by device name.
+        stored: whether the API has what was published last.
+        changer: changes layouts; None where MIG cannot be changed.
+        tell: hears (policy or empty, GPU's device name or empty, type, reason, message) for Events.
+        report: takes what each GPU's state is, whenever it changed.
+        time_slice: sets a GPU's default time-slice; raises DraError.
+    """
+
+    inventory: Callable[[], Inventory]
+    look_again: Callable[[], Inventory]
+    claims: Callable[[], Iterable[Mapping[str, Any]]]
+    holds: Callable[[], Iterable[Hold]]
+    publish: Callable[[NodeSettings], None]
+    taint: Callable[[Mapping[str, tuple[Taint, ...]]], None]
+    stored: Callable[[], bool]
+    changer: LayoutChanger | None = None
+    tell: Callable[[str, str, Literal["Normal", "Warning"], str, str], None] = lambda *_said: None
+    report: Callable[[NodeReport], None] = lambda _report: None
+    time_slice: Callable[[Gpu, str], None] = lambda _gpu, _interval: None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReport:
+    """How far one GPU is. `claims` are those that are waited for."""
+
+    device: str
+    uuid: str
+    product: str
+    state: State = "Applied"
+    code: str = ""
+    message: str = ""
+    claims: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """How far the node is. `policies`: (name, generation), the uppermost first. `problem`: why nothing is changed."""
+
+    policies: tuple[tuple[str, int], ...] = ()
+    gpus: tuple[GpuReport, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    problem: str = ""
+
+
+@dataclass(slots=True)
+class _Draining:
+    """One GPU on its way."""
+
+    wanted: GpuSettings
+    since: float
+    stored_at: float | None = None
+    attempts: int = 0
+    given_up_at: float | None = None
+    error: DraError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _World:
+    """What the API says: None where it is not known yet."""
+
+    policies: Mapping[str, Policy] | None = None
+    invalid: Mapping[str, ConfigError] = field(default_factory=dict)
+    labels: Mapping[str, str] | None = None
+
+
+class PolicyKeeper:
+    """One for each node driver; its work is done in one thread.
+
+    Args:
+        base: what the flags say.
+        driver, pool: whose allocations count.
+        state: what holds now, over restarts.
+        step: hears the name of each step that is done, for tests that end the process there.
+    """
+
+    def __init__(
+        self,
+        *,
+        base: NodeSettings,
+        driver: str,
+        pool: str,
+        state: AppliedFile,
+        ports: PolicyPorts,
+        timings: PolicyTimings | None = None,
+        clock: Clock | None = None,
+        step: Callable[[str], None] = lambda _name: None,
+    ) -> None:
+        self._base, self._driver, self._pool = base, driver, pool
+        self._file, self._ports, self._step = state, ports, step
+        self._timings, self._clock = timings or PolicyTimings(), clock or SystemClock()
+        self._applied = state.load()
+        self._world = _World()
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._draining: dict[str, _Draining] = {}
+        self._told: dict[tuple[str, str], str] = {}
+        self._reported: NodeReport | None = None
+
+    # -- for the daemon ----------------------------------------------------------------------------
+
+    @property
+    def settings(self) -> NodeSettings:
+        """What holds now; before the first step, what held when the last instance ended."""
+        return self._applied.over(self._base)
+
+    def start(self) -> None:
+        """Begin. Raises HostError: DRA-HOST-NO-THREADS."""
+        thread = threading.Thread(target=self._run, name="policy", daemon=True)
+        start_thread(thread)
+        self._thread = thread
+
+    def stop(self, *, timeout_seconds: float = 5.0) -> bool:
+        """End after the step under way; whether the thread is gone."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout_seconds)
+            return not self._thread.is_alive()
+        return True
+
+    def policies_are(self, bodies: Iterable[Mapping[str, Any]]) -> None:
+        """Take all GpuNodePolicies that there are; none, where the definition is not installed."""
+        valid: dict[str, Policy] = {}
+        invalid: dict[str, ConfigError] = {}
+        for body in bodies:
+            name = str((body.get("metadata") or {}).get("name") or "")
+            try:
+                valid[name] = decode_policy(body)
+            except ConfigError as error:
+                invalid[name] = error
+        self._see(policies=valid, invalid=invalid)
+
+    def labels_are(self, labels: Mapping[str, str]) -> None:
+        """Take the labels of the node."""
+        self._see(labels=dict(labels))
+
+    def look(self) -> None:
+        """Look now: the hardware or the claims changed."""
+        self._wake.set()
+
+    def _see(self, **news: Any) -> None:
+        with self._lock:
+            world = _World(
+                news.get("policies", self._world.policies),
+                news.get("invalid", self._world.invalid),
+                news.get("labels", self._world.labels),
+            )
+            if world == self._world:
+                return
+            self._world = world
+        self._wake.set()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._wake.clear()
+            try:
+                pause = self.step()
+            except DraError as error:
+                log.warning("policy_step_failed", **error_fields(error))
+                pause = self._timings.slow_poll
+            except Exception as error:
+                # One bad moment must not end the keeping of policies for good.
+                log.exception("policy_step_failed", **error_fields(error))
+                pause = self._timings.slow_poll
+            self._wake.wait(pause)
+
+    # -- one step ----------------------------------------------------------------------------------
+
+    def step(self) -> float:
+        """Do what can be done now; give the seconds until the next look. Raises DraError."""
+        with self._lock:
+            world = self._world
+        if world.policies is None or world.labels is None:
+            # Nothing is known: what held goes on, and what had begun stays held back.
+            self._taint(self._applied.changing)
+            return self._timings.idle
+        if world.invalid:
+            self._refuse_all(world)
+            return self._timings.idle
+        inventory = self._ports.inventory()
+        found = resolve(
+            world.policies.values(),
+            labels=world.labels,
+            gpus=[identity_of(gpu) for gpu in inventory.gpus],
+            base=self._base,
+        )
+        plans = [(gpu, self._plan(gpu, found)) for gpu in inventory.gpus if gpu.uuid and not gpu.unusable]
+        self._forget_gone(inventory)
+        self._apply_now(plans)
+        self._drop_finished(plans)
+        self._taint(self._busy_gpus())
+        self._publish()
+        reports = [self._advance(gpu, plan) for gpu, plan in plans]
+        self._taint(self._busy_gpus())
+        self._tell(found, world, reports)
+        if not self._draining:
+            return self._timings.idle
+        now = self._clock.now()
+        young = any(now - each.since < 20 and each.given_up_at is None for each in self._draining.values())
+        return self._timings.poll if young else self._timings.slow_poll
+
+    def _plan(self, gpu: Gpu, found: Resolution) -> GpuPlan:
+        identity = identity_of(gpu)
+        return plan_gpu(
+            gpu,
+            current=self._applied.over(self._base).of(identity),
+            wanted=found.settings.of(identity),
+            record=self._record(gpu),
+        )
+
+    def _record(self, gpu: Gpu) -> LayoutRecord | None:
+        return None if self._ports.changer is None else self._ports.changer.record(gpu.uuid)
+
+    def _apply_now(self, plans: Iterable[tuple[Gpu, GpuPlan]]) -> None:
+        """Publish what may change under a claim."""
+        applied = self._applied
+        for gpu, plan in plans:
+            current = applied.over(self._base).of(identity_of(gpu))
+            if plan.now != current:
+                applied = applied.with_gpu(gpu.uuid, plan.now, changing=gpu.uuid in applied.changing)
+        self._save(applied)
+
+    def _drop_finished(self, plans: Iterable[tuple[Gpu, GpuPlan]]) -> None:
+        """Let GPUs go that need not change any more, and begin with those that must."""
+        for gpu, plan in plans:
+            way = self._draining.get(gpu.uuid)
+            if plan.step != "when-idle":
+                self._draining.pop(gpu.uuid, None)
+                if plan.step == "none" and gpu.uuid in self._applied.changing:
+                    # The process died after the change and before it was written down.
+                    self._save(self._applied.with_gpu(gpu.uuid, plan.now))
+            elif way is None or way.wanted != plan.wanted:
+                self._draining[gpu.uuid] = _Draining(plan.wanted, self._clock.now())
+
+    def _forget_gone(self, inventory: Inventory) -> None:
+        there = {gpu.uuid for gpu in inventory.gpus}
+        for uuid in [each for each in self._draining if each not in there]:
+            del self._draining[uuid]
+
+    def _busy_gpus(self) -> frozenset[str]:
+        on_the_way = {uuid for uuid, way in self._draining.items() if way.given_up_at is None}
+        return frozenset(on_the_way | self._applied.changing)
+
+    def _taint(self, uuids: Iterable[str]) -> None:
+        wanted = set(uuids)
+        taint = (Taint(DRAINING, "NoSchedule"),)
+        self._ports.taint(
+            {str(GpuName(gpu.minor)): taint for gpu in self._ports.inventory().gpus if gpu.uuid in wanted}
+        )
+
+    # -- one GPU -----------------------------------------------------------------------------------
+
+    def _advance(self, gpu: Gpu, plan: GpuPlan) -> GpuReport:
+        if plan.step == "refused" and plan.refused is not None:
+            return _report(gpu, "Refused", plan.refused)
+        if plan.step == "at-once":
+            error = self._change(gpu, plan)
+            return _report(gpu) if error is None else _report(gpu, "Changing", error)
+        way = self._draining.get(gpu.uuid)
+        if way is None:
+            return _report(gpu)
+        if way.given_up_at is not None:
+            if self._clock.now() - way.given_up_at >= self._timings.retry:
+                self._draining[gpu.uuid] = _Draining(plan.wanted, self._clock.now())
+            return _report(gpu, "Refused", way.error)
+        return self._drain(gpu, plan, way)
+
+    def _drain(self, gpu: Gpu, plan: GpuPlan, way: _Draining) -> GpuReport:
+        what = ", ".join(plan.blocks)
+        if way.stored_at is None:
+            late = self._clock.now() - way.since >= self._timings.stored
+            if not self._ports.stored() and not late:
+                return _waiting(gpu, f"to change {what}: the taint {DRAINING} is being published")
+            way.stored_at = self._clock.now()
+        if self._clock.now() - way.stored_at < self._timings.settle:
+            return _waiting(gpu, f"to change {what}: until no scheduler can be about to give it out")
+        claims = self._claims_on(gpu)
+        if claims:
+            named = ", ".join(claims[:MAX_CLAIMS_NAMED])
+            return _waiting(
+                gpu, f"to change {what} when these claims end: {named}", claims[:MAX_CLAIMS_NAMED]
+            )
+        self._save(
+            self._applied.with_gpu(
+                gpu.uuid, self._applied.over(self._base).of(identity_of(gpu)), changing=True
+            )
+        )
+        self._step("policy:begun")
+        error = self._change(gpu, plan)
+        if error is None:
+            del self._draining[gpu.uuid]
+            return _report(gpu)
+        return self._failed(gpu, way, error)
+
+    def _claims_on(self, gpu: Gpu) -> tuple[str, ...]:
+        mine = lock_name(str(GpuName(gpu.minor)))
+        held = {str(hold.ref) for hold in self._ports.holds() if lock_name(hold.device) == mine}
+        allocated = claims_on_gpus(self._ports.claims(), driver=self._driver, pool=self._pool)
+        return tuple(sorted(held.union(allocated.get(gpu.minor, ()))))
+
+    def _change(self, gpu: Gpu, plan: GpuPlan) -> DraError | None:
+        """Make the change on the hardware and publish it; give what went wrong."""
+        try:
+            if plan.places is not None and self._ports.changer is not None:
+                self._ports.changer.change(gpu, plan.places)
+                self._ports.look_again()
+            if "time_slice" in plan.blocks:
+                self._ports.time_slice(gpu, plan.wanted.time_slice or "Default")
+        except DraError as error:
+            log.warning("policy_change_failed", gpu=gpu.uuid, **error_fields(error))
+            return error
+        # Published with the taint still on it; the taint goes with the next publication.
+        self._save(self._applied.with_gpu(gpu.uuid, plan.wanted, changing=True))
+        self._publish()
+        self._step("policy:published")
+        self._save(self._applied.with_gpu(gpu.uuid, plan.wanted))
+        self._step("policy:done")
+        return None
+
+    def _failed(self, gpu: Gpu, way: _Draining, error: DraError) -> GpuReport:
+        """Try again a few times; then go back to what was, and say why."""
+        way.attempts, way.error = way.attempts + 1, error
+        if way.attempts < MAX_ATTEMPTS:
+            return _report(gpu, "Changing", error)
+        seen = self._ports.look_again()
+        again = next((each for each in seen.gpus if each.uuid == gpu.uuid), gpu)
+        current = self._applied.over(self._base).of(identity_of(gpu))
+        back = plan_gpu(again, current=current, wanted=current, record=self._record(gpu))
+        if back.places is not None and self._ports.changer is not None:
+            try:
+                self._ports.changer.change(again, back.places)
+                self._ports.look_again()
+            except DraError as worse:
+                # Neither the new nor the old: it stays tainted, and is tried again.
+                way.attempts, way.error = 0, worse
+                return _report(gpu, "Changing", worse)
+        way.given_up_at = self._clock.now()
+        self._save(self._applied.with_gpu(gpu.uuid, current))
+        log.warning("policy_change_given_up", gpu=gpu.uuid, **error_fields(error))
+        return _report(gpu, "Refused", error)
+
+    # -- telling -----------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        self._ports.publish(self._applied.over(self._base))
+
+    def _save(self, applied: AppliedSettings) -> None:
+        if applied != self._applied:
+            self._file.save(applied)
+            self._applied = applied
+
+    def _refuse_all(self, world: _World) -> None:
+        self._taint(self._busy_gpus())
+        problem = "; ".join(str(error) for _, error in sorted(world.invalid.items()))
+        for name, error in sorted(world.invalid.items()):
+            self._once((name, "invalid"), str(error), name, "", "Warning", "PolicyInvalid")
+        reports = tuple(_report(gpu) for gpu in self._ports.inventory().gpus)
+        self._report(
+            NodeReport(gpus=reports, problem=f"nothing is changed while a policy is invalid: {problem}")
+        )
+
+    def _tell(self, found: Resolution, world: _World, reports: Iterable[GpuReport]) -> None:
+        reports = tuple(reports)
+        top = found.policies[0] if found.policies else ""
+        for report in reports:
+            if report.state == "Applied":
+                before = self._told.pop(("", report.device), "")
+                if before:
+                    self._ports.tell(
+                        top, report.device, "Normal", "PolicyApplied", f"{report.device} is as it should be"
+                    )
+                continue
+            kind: Literal["Normal", "Warning"] = "Normal" if report.state == "Waiting" else "Warning"
+            self._once(("", report.device), report.message, top, report.device, kind, f"Policy{report.state}")
+        for conflict in found.conflicts:
+            self._tell_conflict(conflict)
+        versions = world.policies or {}
+        self._report(
+            NodeReport(
+                policies=tuple((name, versions[name].generation) for name in found.policies),
+                gpus=reports,
+                conflicts=tuple(str(each) for each in found.conflicts),
+            )
+        )
+
+    def _tell_conflict(self, conflict: Conflict) -> None:
+        for name in (conflict.winner, conflict.loser):
+            key = (name, f"{conflict.block} {conflict.gpu.uuid}")
+            self._once(key, str(conflict), name, "", "Warning", "PolicyConflict")
+
+    def _once(
+        self,
+        key: tuple[str, str],
+        message: str,
+        policy: str,
+        device: str,
+        kind: Literal["Normal", "Warning"],
+        reason: str,
+    ) -> None:
+        said = f"{reason}: {message}"
+        if self._told.get(key) != said:
+            self._told[key] = said
+            self._ports.tell(policy, device, kind, reason, message)
+
+    def _report(self, report: NodeReport) -> None:
+        if report != self._reported:
+            self._ports.report(report)
+            self._reported = report
+
+
+def _report(gpu: Gpu, state: State = "Applied", error: DraError | None = None) -> GpuReport:
+    code, message = ("", "") if error is None else (error.code, str(error))
+    return GpuReport(str(GpuName(gpu.minor)), gpu.uuid, gpu.product_name, state, code, message)
+
+
+def _waiting(gpu: Gpu, message: str, claims: tuple[str, ...] = ()) -> GpuReport:
+    device = str(GpuName(gpu.minor))
+    return GpuReport(device, gpu.uuid, gpu.product_name, "Waiting", "", f"{device} waits {message}", claims)
