@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from dra.errors import ValueFormatError
 from dra.values import Quantity
@@ -27,7 +27,18 @@ def _quantity(value: Any) -> Quantity:
         raise ValueError(f"{error.message}") from error
 
 
-Limit = Annotated[Quantity, BeforeValidator(_quantity)]
+# Kubernetes' grammar of quantities. Source: apimachinery, pkg/api/resource.
+_QUANTITY_SCHEMA = {
+    "description": "A Kubernetes quantity of bytes, at least 1Mi; whole MiB count.",
+    "anyOf": [
+        {
+            "type": "string",
+            "pattern": r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$",
+        },
+        {"type": "number"},
+    ],
+}
+Limit = Annotated[Quantity, BeforeValidator(_quantity), WithJsonSchema(_QUANTITY_SCHEMA)]
 
 
 class _Strict(BaseModel):
@@ -45,11 +56,17 @@ class TimeSlicingConfig(_Strict):
 
 
 class MpsConfig(_Strict):
-    """What an MPS control daemon is started with."""
+    """What an MPS control daemon is started with.
+
+    `defaultActiveThreadPercentage`: how much of the multiprocessors a client may use; absent: all of them.
+    `defaultPinnedDeviceMemoryLimit`: how much memory of each device each process of a client may take; absent: no limit.
+    `defaultPerDevicePinnedMemoryLimit`: the same for single devices, by UUID or by index in the order of the UUIDs of
+    the group; it goes before the one for all. `multiUser`: clients of several users may be connected at once.
+    """
 
     defaultActiveThreadPercentage: Annotated[int, Field(ge=0, le=100)] | None = None  # noqa: N815
     defaultPinnedDeviceMemoryLimit: Limit | None = None  # noqa: N815
-    # Keys are indices or UUIDs of the claim's devices.
+    # Keys are indices or UUIDs of the devices of the group.
     defaultPerDevicePinnedMemoryLimit: dict[str, Limit] | None = None  # noqa: N815
     multiUser: bool = False  # noqa: N815
 

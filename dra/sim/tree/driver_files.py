@@ -12,6 +12,7 @@ from pathlib import Path
 from dra.sim.tree import elf
 from dra.sim.tree.ldcache import ld_so_cache
 from dra.sim.tree.nodes import make_link, make_socket, under, write_bytes, write_text
+from dra.sim.tree.programs import STAND_INS, stand_in
 
 # name without .so -> SONAME suffix; "" where the SONAME is the file's own name
 _COMPUTE = {
@@ -102,7 +103,8 @@ def write_driver_files(driver_root: Path, what: Installation) -> None:
         _write_merged_usr(driver_root)
     _write_libraries(driver_root, what)
     for program in _PROGRAMS:
-        write_text(under(driver_root, f"{what.binary_dir}/{program}"), "#!/bin/sh\nexit 0\n", mode=0o755)
+        text = stand_in(program) if program in STAND_INS else "#!/bin/sh\nexit 0\n"
+        write_text(under(driver_root, f"{what.binary_dir}/{program}"), text, mode=0o755)
     write_text(under(driver_root, f"{what.binary_dir}/nvidia-modprobe"), _MODPROBE, mode=0o755)
     for firmware in ("gsp_ga10x.bin", "gsp_tu10x.bin"):
         write_bytes(
