@@ -22,6 +22,7 @@ from dra.errors import ConfigError, DraError, HostError
 # name -> (module, one line of help)
 COMMANDS = {
     "plugin": ("dra.cli.plugin", "the node daemon: publishes GPUs and prepares claims"),
+    "mps-keeper": ("dra.cli.mps_keeper", "runs the node's MPS control daemons, apart from the plugin"),
     "inventory": ("dra.cli.inventory", "this node's GPUs and partitions"),
     "explain": ("dra.cli.explain", "why a pod or a claim is pending, or how it was allocated"),
     "doctor": ("dra.cli.doctor", "which step between the hardware and a container is broken"),

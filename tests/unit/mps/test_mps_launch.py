@@ -1,0 +1,153 @@
+"""How a daemon's process comes to be: gate, mounts of its own, chroot; and what is left where mounts are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dra.mps import launch
+from dra.mps.launcher import Launcher
+from dra.prepare.sharing import mps_folders
+from dra.prepare.sharing.mps_model import DaemonFolders, DaemonSpec
+
+SHOW = "import os; print(sorted(os.listdir({0!r})))"
+
+
+def run(wanted: dict, text: str = "", **more) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-I", "-S", launch.__file__, json.dumps(wanted)],
+        input=text, capture_output=True, text=True, timeout=60, check=False, **more,
+    )  # fmt: skip
+
+
+def may_mount() -> bool:
+    """Whether this process may have a mount namespace of its own."""
+    if os.geteuid() != 0:
+        return False
+    code = "import ctypes; raise SystemExit(ctypes.CDLL(None).unshare(0x20000) != 0)"
+    return subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+needs_mounts = pytest.mark.skipif(not may_mount(), reason="this process may not mount")
+
+
+def test_it_becomes_the_program_once_it_is_let_go():
+    command = [sys.executable, "-c", "import sys; print(sys.stdin.read() == '')"]
+    assert run({"wait": True, "command": command}, "go\n").stdout == "True\n"
+    ended = run({"wait": True, "command": command}, "")
+    assert (ended.returncode, ended.stdout) == (launch.FAILED, "")
+
+
+def test_a_program_that_is_not_there_is_said():
+    ended = run({"command": ["/nowhere/program"]})
+    assert ended.returncode == launch.FAILED
+    assert "cannot start" in ended.stderr
+
+
+@needs_mounts
+def test_mounts_are_the_programs_own(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "deep/target"
+    source.mkdir()
+    (source / "inside").touch()
+    command = [sys.executable, "-c", SHOW.format(str(target))]
+    ended = run({"binds": [[str(source), str(target)]], "command": command})
+    assert ended.stdout == "['inside']\n", ended.stderr
+    assert list(target.iterdir()) == []
+
+
+@needs_mounts
+def test_the_root_is_entered(tmp_path):
+    """With the C library of this machine, linked into a root: as a whole file system, not as COS's directory."""
+    program = shutil.which("true")
+    libraries = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
+    found = [word for word in libraries.split() if word.startswith("/")]
+    if not found:
+        pytest.skip("the program's libraries are not known")
+    for path in (program, *found):
+        copy = tmp_path / path.lstrip("/")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    assert run({"root": str(tmp_path), "command": [program]}).returncode == 0
+    assert run({"root": str(tmp_path), "command": [sys.executable, "-V"]}).returncode == launch.FAILED
+
+
+@needs_mounts
+def test_shared_memory_is_a_file_system_of_its_own_and_goes_without_a_trace(tmp_path):
+    folders = DaemonFolders(tmp_path / "claim-1")
+    mps_folders.make_folders(folders, memory=True)
+    try:
+        assert os.path.ismount(folders.shm)
+        assert folders.shm.stat().st_mode & 0o7777 == 0o1777
+        mps_folders.make_folders(folders, memory=True)
+        mounts = Path("/proc/self/mountinfo").read_text()
+        assert mounts.count(f" {folders.shm} ") == 1
+        (folders.shm / "segment").touch()
+    finally:
+        mps_folders.remove_folders(folders)
+    assert not folders.root.exists()
+    mps_folders.remove_folders(folders)
+
+
+def test_where_nothing_may_be_mounted_it_is_a_directory(tmp_path, monkeypatch):
+    class Libc:
+        def mount(self, *_):
+            return -1
+
+    monkeypatch.setattr(mps_folders.ctypes, "CDLL", lambda *_, **__: Libc())
+    monkeypatch.setattr(mps_folders.ctypes, "get_errno", lambda: 1)
+    folders = DaemonFolders(tmp_path / "claim-1")
+    mps_folders.make_folders(folders, memory=True)
+    assert folders.shm.is_dir()
+    assert folders.shm.stat().st_mode & 0o7777 == 0o1777
+
+
+class Paths:
+    def __init__(self, root: Path) -> None:
+        self.driver_root = root
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_real_nodes_get_the_usual_places_inside_the_driver_root(tmp_path, whole):
+    """A driver root with a loader is entered; one with the driver's files only (COS) is not."""
+    root = tmp_path / "driver-root"
+    (root / "usr/bin").mkdir(parents=True)
+    (root / "usr/lib64").mkdir()
+    (root / "usr/bin/nvidia-cuda-mps-control").touch(mode=0o755)
+    if whole:
+        (root / "lib64").mkdir()
+        (root / "lib64/ld-linux-x86-64.so.2").touch()
+    folders = DaemonFolders(tmp_path / "claim-1")
+    command, environment = Launcher(Paths(root), True, {})._call(
+        folders, ["-f"], devices=("GPU-1", "GPU-2"), wait=True
+    )
+    wanted = json.loads(command[-1])
+    base = str(root) if whole else ""
+    assert wanted["binds"] == [
+        [str(folders.shm), f"{base}/dev/shm"],
+        [str(folders.pipe), f"{base}/tmp/nvidia-mps"],
+        [str(folders.log), f"{base}/var/log/nvidia-mps"],
+    ]
+    assert wanted["root"] == base
+    assert wanted["command"] == [
+        "/usr/bin/nvidia-cuda-mps-control" if whole else f"{root}/usr/bin/nvidia-cuda-mps-control",
+        "-f",
+    ]
+    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
+    assert environment["CUDA_MPS_PIPE_DIRECTORY"] == "/tmp/nvidia-mps"
+    assert environment["CUDA_MPS_LOG_DIRECTORY"] == "/var/log/nvidia-mps"
+    assert ("LD_LIBRARY_PATH" in environment) is not whole
+
+
+def test_commands_are_those_of_the_control_daemon():
+    spec = DaemonSpec("a", ("GPU-b", "GPU-a"), 50, {"GPU-b": 2, "GPU-a": 1024})
+    assert spec.commands() == (
+        "set_default_active_thread_percentage 50",
+        "set_default_device_pinned_mem_limit GPU-a 1024M",
+        "set_default_device_pinned_mem_limit GPU-b 2M",
+    )
