@@ -5,6 +5,7 @@ Source: pkg/apis/apps/v1 and pkg/apis/batch/v1 defaults, pkg/apis/apps/validatio
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from dra.api.rules import pods
@@ -41,15 +42,37 @@ _DEFAULTS: dict[str, Json] = {
         "podReplacementPolicy": "TerminatingOrFailed",
         "manualSelector": False,
     },
+    "CronJob": {
+        "concurrencyPolicy": "Allow",
+        "suspend": False,
+        "successfulJobsHistoryLimit": 3,
+        "failedJobsHistoryLimit": 1,
+    },
 }
 
 
 def default_workload(spec: Json, kind: str) -> None:
     """Fill in the spec of a kind with a pod template, and the template."""
-    for key, value in _DEFAULTS.get(kind, {}).items():
-        if spec.get(key) in (None, {}):
-            spec[key] = dict(value) if isinstance(value, dict) else value
+    _fill(spec, _DEFAULTS.get(kind, {}))
+    if kind == "CronJob":
+        default_spec(
+            spec.setdefault("jobTemplate", {})
+            .setdefault("spec", {})
+            .setdefault("template", {})
+            .setdefault("spec", {})
+        )
+        return
     default_spec(spec.setdefault("template", {}).setdefault("spec", {}))
+
+
+def _fill(spec: Json, defaults: Json) -> None:
+    for key, value in defaults.items():
+        if isinstance(value, dict) and isinstance(spec.get(key), dict):
+            # A strategy of another type has no settings of this one.
+            if spec[key].get("type") in (None, value.get("type")):
+                _fill(spec[key], value)
+        elif spec.get(key) is None:
+            spec[key] = copy.deepcopy(value)
 
 
 def validate_workload(obj: Json, kind: str) -> list[Cause]:

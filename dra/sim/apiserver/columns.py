@@ -130,7 +130,7 @@ def json_path(obj: Json, path: str) -> Any:
 
     value: Any = obj
     for token in re.finditer(
-        r"\.([A-Za-z0-9_\\.-]*?)(?=[.\[]|$)|\[\?\(@\.(\w+)==\"([^\"]*)\"\)\]|\[(\d+)\]", path
+        r"\.((?:\\.|[^.\[\]\\])+)|\[\?\(@\.(\w+)==[\"']([^\"']*)[\"']\)\]|\[(\d+)\]", path
     ):
         name, key, wanted, index = token.groups()
         if name:

@@ -112,7 +112,8 @@ def _prune(value: Any, schema: Json, path: str, findings: Findings, *, root: boo
                 findings.unknown(f"{path}{key}")
         for key, known in properties.items():
             if key not in result and "default" in known and not (root and key == "metadata"):
-                result[key] = copy.deepcopy(known["default"])
+                # A default may lack what its own schema has defaults for.
+                result[key] = _prune(copy.deepcopy(known["default"]), known, "", Findings())
         return result
     if isinstance(value, list):
         items = schema.get("items") or {}

@@ -193,6 +193,20 @@ _TEMPLATE = [
 ]
 
 
+def _job_template(cell: Cell) -> Cell:
+    """Read from a CronJob's job template what `cell` reads from a job."""
+
+    def inner(obj: Json, now: float) -> Any:
+        return cell((obj.get("spec") or {}).get("jobTemplate") or {}, now)
+
+    return inner
+
+
+def _last_schedule(obj: Json, now: float) -> str:
+    last = (obj.get("status") or {}).get("lastScheduleTime")
+    return duration_since(last, now) if last else "<none>"
+
+
 def _ready_of(obj: Json, _: float) -> str:
     return f"{(obj.get('status') or {}).get('readyReplicas', 0)}/{(obj.get('spec') or {}).get('replicas', 0)}"
 
@@ -357,6 +371,18 @@ COLUMNS: dict[str, list[Column]] = {
         Column("Duration", _job_duration),
         AGE,
         *_TEMPLATE,
+    ],
+    "batch/cronjobs": [
+        NAME,
+        Column("Schedule", at("spec.schedule")),
+        Column("Timezone", _or_none("spec.timeZone")),
+        Column("Suspend", lambda o, _: str(bool((o.get("spec") or {}).get("suspend")))),
+        Column("Active", lambda o, _: len((o.get("status") or {}).get("active") or []), type="integer"),
+        Column("Last Schedule", _last_schedule),
+        AGE,
+        _wide("Containers", _job_template(_template_containers("name"))),
+        _wide("Images", _job_template(_template_containers("image"))),
+        _wide("Selector", _job_template(_selector)),
     ],
     "coordination.k8s.io/leases": [NAME, Column("Holder", at("spec.holderIdentity")), AGE],
     "apiextensions.k8s.io/customresourcedefinitions": [

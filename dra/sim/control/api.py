@@ -46,7 +46,11 @@ EVENTS = Collection("", "events")
 DEPLOYMENTS = Collection("apps", "deployments")
 REPLICA_SETS = Collection("apps", "replicasets")
 DAEMON_SETS = Collection("apps", "daemonsets")
+STATEFUL_SETS = Collection("apps", "statefulsets")
+REVISIONS = Collection("apps", "controllerrevisions")
 JOBS = Collection("batch", "jobs")
+CRON_JOBS = Collection("batch", "cronjobs")
+VOLUME_CLAIMS = Collection("", "persistentvolumeclaims")
 
 # Nobody decides anything because of these.
 _SILENT = frozenset({EVENTS.key, "coordination.k8s.io/leases"})
@@ -99,6 +103,10 @@ class ControlApi:
     def now(self) -> str:
         """Give the server's time as objects carry it."""
         return self.server.api.now()
+
+    def clock(self) -> float:
+        """Give the server's time in seconds since 1970."""
+        return self.server.api.clock()
 
     def list(self, collection: Collection) -> list[Json]:
         """Give all objects of a collection, over all namespaces, by namespace and name."""

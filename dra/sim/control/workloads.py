@@ -1,7 +1,6 @@
-"""Deployments, ReplicaSets, Jobs and DaemonSets, as far as examples with claims need them.
+"""All workload controllers together, and the small ones: ReplicaSets and DaemonSets.
 
-Source: the controllers of kube-controller-manager 1.36. Not simulated: StatefulSets, CronJobs, adoption, roll-back,
-indexed jobs, deadlines.
+Source: the controllers of kube-controller-manager 1.36. Not simulated: adoption, revisions of DaemonSets.
 """
 
 from __future__ import annotations
@@ -11,19 +10,23 @@ from typing import Any
 
 from dra.allocator.pod_filters import obstacles
 from dra.sim.control.api import (
+    CRON_JOBS,
     DAEMON_SETS,
     DEPLOYMENTS,
     JOBS,
     NODES,
     PODS,
     REPLICA_SETS,
+    REVISIONS,
+    STATEFUL_SETS,
     Collection,
     ControlApi,
     Json,
 )
+from dra.sim.control.cron_jobs import CronJobController
+from dra.sim.control.jobs import JobController, job_status
 from dra.sim.control.pod_sets import (
     PodSetWriter,
-    condition,
     controlled,
     first_to_go,
     is_active,
@@ -32,6 +35,7 @@ from dra.sim.control.pod_sets import (
     template_hash,
 )
 from dra.sim.control.rollout import HASH_LABEL, DeploymentController
+from dra.sim.control.stateful_sets import StatefulSetController
 
 _REVISION_LABEL = "controller-revision-hash"
 # What the DaemonSet controller lets its pods tolerate.
@@ -51,31 +55,55 @@ class WorkloadControllers:
     def __init__(self, api: ControlApi) -> None:
         self._api = api
         self._deployments = DeploymentController(api)
+        self._jobs = JobController(api)
+        self._cron_jobs = CronJobController(api)
+        self._stateful_sets = StatefulSetController(api)
         self._writers = {
-            kind: PodSetWriter(api, f"{kind}-controller") for kind in ("replicaset", "job", "daemonset")
+            kind: PodSetWriter(api, f"{kind}-controller") for kind in ("replicaset", "daemonset")
         }
 
-    def sync(self) -> None:
-        """Do one round."""
-        sets = self._api.list(REPLICA_SETS)
-        deployments, jobs, daemons = map(self._api.list, (DEPLOYMENTS, JOBS, DAEMON_SETS))
-        if not (sets or deployments or jobs or daemons):
-            return
+    def sync(self) -> float | None:
+        """Do one round; gives the seconds after which one must run again although nothing changed, None if never."""
+        deployments, sets, stateful = map(self._living, (DEPLOYMENTS, REPLICA_SETS, STATEFUL_SETS))
+        daemons, jobs, cron = map(self._living, (DAEMON_SETS, JOBS, CRON_JOBS))
+        if not (sets or deployments or stateful or jobs or daemons or cron):
+            return None
         pods = controlled(self._api.list(PODS))
-        owned = controlled(sets)
+        owned = controlled(self._api.list(REPLICA_SETS))
+        revisions = controlled(self._api.list(REVISIONS)) if stateful else {}
         for item in deployments:
-            if not item["metadata"].get("deletionTimestamp"):
-                mine = owned.get(item["metadata"]["uid"], [])
-                self._api.attempt(self._deployments.sync, item, mine, pods)
+            self._api.attempt(self._deployments.sync, item, owned.get(item["metadata"]["uid"], []), pods)
+        for item in stateful:
+            uid = item["metadata"]["uid"]
+            self._api.attempt(self._stateful_sets.sync, item, pods.get(uid, []), revisions.get(uid, []))
         for collection, objects, act in (
             (REPLICA_SETS, sets, self._replica_set),
-            (JOBS, jobs, self._job),
+            (JOBS, jobs, self._jobs.sync),
             (DAEMON_SETS, daemons, self._daemon_set),
         ):
             for item in objects:
-                if not item["metadata"].get("deletionTimestamp"):
-                    self._api.attempt(act, item, pods.get(item["metadata"]["uid"], []))
-                    self._api.attempt(self._write_status, collection, item)
+                self._api.attempt(act, item, pods.get(item["metadata"]["uid"], []))
+                self._api.attempt(self._write_status, collection, item)
+        return self._times(jobs, cron)
+
+    def _living(self, collection: Collection) -> list[Json]:
+        return [item for item in self._api.list(collection) if not item["metadata"].get("deletionTimestamp")]
+
+    def _times(self, jobs: Sequence[Json], cron: Sequence[Json]) -> float | None:
+        """Do what the clock asks for; gives the seconds until it asks again."""
+        due: list[float | None] = []
+        for job in jobs:
+            self._api.attempt(self._jobs.expire, job)
+            due.append(self._jobs.due(job))
+        if cron:
+            made = controlled(self._api.list(JOBS))
+            for item in cron:
+                self._api.attempt(
+                    lambda item=item: due.append(
+                        self._cron_jobs.sync(item, made.get(item["metadata"]["uid"], []))
+                    )
+                )
+        return min((each for each in due if each is not None), default=None)
 
     def _write_status(self, collection: Collection, item: Json) -> None:
         """Write the status of an object as its pods are now."""
@@ -107,15 +135,6 @@ class WorkloadControllers:
         for pod in first_to_go(active)[: max(0, len(active) - wanted)]:
             writer.delete(item, pod)
 
-    def _job(self, item: Json, pods: Sequence[Json]) -> None:
-        writer = self._writers["job"]
-        active = [pod for pod in pods if is_active(pod)]
-        wanted = plan_job(item, pods)
-        for _ in range(wanted - len(active)):
-            writer.create(item, pod_from_template(item, item["spec"]["template"]))
-        for pod in first_to_go(active)[: max(0, len(active) - wanted)]:
-            writer.delete(item, pod)
-
     def _daemon_set(self, item: Json, pods: Sequence[Json]) -> None:
         writer = self._writers["daemonset"]
         revision = template_hash(item["spec"]["template"])
@@ -141,62 +160,6 @@ class WorkloadControllers:
         return [
             node["metadata"]["name"] for node in self._api.list(NODES) if not obstacles(probe, node, None)
         ]
-
-
-def plan_job(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> int:
-    """Give how many pods of a job should be active now."""
-    spec = job["spec"]
-    succeeded, failed = _count(pods, "Succeeded"), _count(pods, "Failed")
-    if spec.get("suspend") or failed > int(spec.get("backoffLimit", 6)) or _finished(job):
-        return 0
-    parallelism = int(spec.get("parallelism", 1))
-    completions = spec.get("completions")
-    if completions is None:
-        # A work queue: once one pod has succeeded no new ones are made.
-        active = sum(1 for pod in pods if is_active(pod))
-        return active if succeeded else parallelism
-    return min(parallelism, max(0, int(completions) - succeeded))
-
-
-def _finished(job: Mapping[str, Any]) -> bool:
-    conditions = (job.get("status") or {}).get("conditions") or []
-    return any(item["type"] in {"Complete", "Failed"} and item["status"] == "True" for item in conditions)
-
-
-def _count(pods: Sequence[Mapping[str, Any]], phase: str) -> int:
-    return sum(1 for pod in pods if (pod.get("status") or {}).get("phase") == phase)
-
-
-def job_status(job: Json, pods: Sequence[Json], *, now: str) -> Json:
-    """Give a job's status. Counted from the pods that are there; a finished job keeps its figures."""
-    old = job.get("status") or {}
-    if _finished(job):
-        return {key: value for key, value in old.items() if key not in {"active", "ready"}}
-    active = [pod for pod in pods if is_active(pod)]
-    succeeded, failed = _count(pods, "Succeeded"), _count(pods, "Failed")
-    status: Json = {"startTime": old.get("startTime", now), "ready": sum(map(is_ready, active))}
-    for name, value in (("active", len(active)), ("succeeded", succeeded), ("failed", failed)):
-        if value:
-            status[name] = value
-    conditions = old.get("conditions") or []
-    completions = job["spec"].get("completions")
-    if failed > int(job["spec"].get("backoffLimit", 6)):
-        text = "Job has reached the specified backoff limit"
-        status["conditions"] = [_job_condition("Failed", "BackoffLimitExceeded", text, conditions, now)]
-    elif succeeded and (not active if completions is None else succeeded >= int(completions)):
-        text = "Reached expected number of succeeded pods"
-        status["conditions"] = [
-            _job_condition(kind, "CompletionsReached", text, conditions, now)
-            for kind in ("SuccessCriteriaMet", "Complete")
-        ]
-        status["completionTime"] = now
-    return status
-
-
-def _job_condition(kind: str, reason: str, message: str, old: Sequence[Json], now: str) -> Json:
-    made = condition(kind, on=True, reason=reason, message=message, old=old, now=now)
-    made["lastProbeTime"] = made.pop("lastUpdateTime")
-    return made
 
 
 def replica_set_status(item: Json, pods: Sequence[Json]) -> Json:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dra.sim.control.jobs import plan_job
 from dra.sim.control.rollout import SetSize, plan_rollout
-from dra.sim.control.workloads import plan_job
 from tests.unit.sim.control_cluster import ControlCluster
 
 APPS = "/apis/apps/v1/namespaces/default"
@@ -165,7 +165,10 @@ def test_a_job_whose_pods_fail_too_often_fails(cluster):
                 cluster.end(pod["metadata"]["name"], "Failed")
     settle(cluster)
     status = get(cluster, "jobs", BATCH)["status"]
-    assert [(c["type"], c["reason"]) for c in status["conditions"]] == [("Failed", "BackoffLimitExceeded")]
+    assert [(c["type"], c["reason"]) for c in status["conditions"]] == [
+        ("FailureTarget", "BackoffLimitExceeded"),
+        ("Failed", "BackoffLimitExceeded"),
+    ]
     assert len(cluster.list("pods")) == 2
 
 

@@ -34,6 +34,7 @@ _STRATEGIES: dict[str, type[Strategy]] = {
     "apps/statefulsets": workloads.WorkloadStrategy,
     "apps/daemonsets": workloads.WorkloadStrategy,
     "batch/jobs": workloads.WorkloadStrategy,
+    "batch/cronjobs": workloads.CronJobStrategy,
     "/events": core.EventStrategy,
     "resource.k8s.io/resourceslices": dra.SliceStrategy,
     "resource.k8s.io/resourceclaims": dra.ClaimStrategy,

@@ -5,7 +5,6 @@ Source: k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation and pkg
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from dra.api.rules.decode import Findings
 from dra.api.rules.dns import dns_label_error, dns_subdomain_error
 from dra.api.rules.fields import bad, duplicate, forbidden, immutable, required, unsupported
 from dra.cel import CelCompileError
+from dra.cel.regex import RegexProblem, compile_pattern
 from dra.sim.apiserver.cel import explain
 from dra.sim.apiserver.validation.custom import validate_value
 from dra.sim.apiserver.validation.custom_rules import RULES, Node, Rule, compile_rules
@@ -230,8 +230,8 @@ def _structural(schema: Json, path: str, *, root: bool = False) -> Iterator[Caus
         yield from _metadata(schema["properties"]["metadata"], f"{path}.properties[metadata]")
     if isinstance(schema.get("pattern"), str):
         try:
-            re.compile(schema["pattern"])
-        except re.error as error:
+            compile_pattern(schema["pattern"])
+        except RegexProblem as error:
             yield bad(
                 f"{path}.pattern",
                 schema["pattern"],

@@ -1,0 +1,294 @@
+"""Custom resources on the simulated API server: schemas, defaults, CEL rules, ratcheting, what a definition may say."""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import Any
+
+import pytest
+
+from dra.sim.apiserver import SimApiServer
+
+Json = dict[str, Any]
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+THINGS = "/apis/example.com/v1/things"
+MERGE = "application/merge-patch+json"
+
+
+def definition(spec: Json, *, root: Json | None = None, **more: Any) -> Json:
+    """A cluster-scoped definition whose `spec` has this schema."""
+    schema = {"type": "object", "properties": {"spec": spec}, **(root or {})}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "things.example.com"},
+        "spec": {
+            "group": "example.com",
+            "scope": "Cluster",
+            "names": {"plural": "things", "singular": "thing", "kind": "Thing"},
+            "versions": [
+                {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}, **more}
+            ],
+        },
+    }
+
+
+def rules(*texts: str | Json) -> list[Json]:
+    return [{"rule": text} if isinstance(text, str) else text for text in texts]
+
+
+@pytest.fixture
+def server() -> SimApiServer:
+    return SimApiServer()
+
+
+def thing(spec: Json, name: str = "t", **more: Any) -> Json:
+    return {"apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": name, **more}, "spec": spec}
+
+
+def make(server: SimApiServer, spec: Json, **more: Any) -> tuple[int, Any]:
+    return server.request("POST", THINGS, thing(spec, **more))
+
+
+def change(server: SimApiServer, patch: Json) -> tuple[int, Any]:
+    return server.request("PATCH", f"{THINGS}/t", patch, content_type=MERGE)
+
+
+SHARING = {
+    "type": "object",
+    "properties": {
+        "mode": {"type": "string"},
+        "count": {"type": "integer"},
+        "share": {"type": "number"},
+        "when": {"type": "string", "format": "date-time"},
+        "size": {"x-kubernetes-int-or-string": True},
+        "foo-bar": {"type": "string"},
+        "namespace": {"type": "string"},
+        "names": {"type": "array", "items": {"type": "string"}},
+        "labels": {"type": "object", "additionalProperties": {"type": "string"}},
+        "parts": {
+            "type": "array",
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["id"],
+            "items": {
+                "type": "object",
+                "required": ["id"],
+                "properties": {"id": {"type": "string"}, "n": {"type": "integer"}},
+            },
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("rule", "good", "bad"),
+    [
+        ("self.count < 5", {"count": 4}, {"count": 5}),
+        ("!has(self.mode) || self.mode in ['a', 'b']", {}, {"mode": "c"}),
+        ("self.share > 0.5", {"share": 1}, {"share": 0.25}),
+        ("self.when < timestamp('2030-01-01T00:00:00Z')", {"when": "2029-01-01T00:00:00Z"}, {"when": "2031-01-01T00:00:00Z"}),
+        ("type(self.size) == int ? self.size > 1 : self.size.endsWith('%')", {"size": "5%"}, {"size": 1}),
+        ("self.foo__dash__bar == 'x'", {"foo-bar": "x"}, {"foo-bar": "y"}),
+        ("self.__namespace__ == 'x'", {"namespace": "x"}, {"namespace": "y"}),
+        ("self.names.all(name, name.matches('^[a-z]+$'))", {"names": ["a"]}, {"names": ["a", "B"]}),
+        ("self.labels.exists(key, self.labels[key] == 'x')", {"labels": {"a": "x"}}, {"labels": {"a": "y"}}),
+        ("self.parts.map(part, part.n).sum() == 3", {"parts": [{"id": "a", "n": 1}, {"id": "b", "n": 2}]}, {"parts": []}),
+        ("self.?mode.orValue('none') == 'none'", {}, {"mode": "c"}),
+    ],
+)  # fmt: skip
+def test_a_rule_sees_the_fields_in_their_types(server, rule: str, good: Json, bad: Json) -> None:
+    server.create(DEFINITIONS, definition({**SHARING, "x-kubernetes-validations": rules(rule)}))
+    status, answer = make(server, good, name="good")
+    assert status == 201, answer
+    status, answer = make(server, bad)
+    assert status == 422
+    assert answer["details"]["causes"] == [
+        {"reason": "FieldValueInvalid", "message": f"Invalid value: failed rule: {rule}", "field": "spec"}
+    ]
+
+
+def test_messages_reasons_and_field_paths_of_rules(server) -> None:
+    texts = rules(
+        {"rule": "self.count < 5", "messageExpression": "'not ' + string(self.count)", "fieldPath": ".count"},
+        {
+            "rule": "has(self.mode)",
+            "message": "say how",
+            "reason": "FieldValueRequired",
+            "fieldPath": ".mode",
+        },
+        {"rule": "!has(self.share)", "message": "no shares", "reason": "FieldValueForbidden"},
+    )
+    server.create(DEFINITIONS, definition({**SHARING, "x-kubernetes-validations": texts}))
+    _, answer = make(server, {"count": 7, "share": 1})
+    assert [(c["reason"], c["field"], c["message"]) for c in answer["details"]["causes"]] == [
+        ("FieldValueInvalid", "spec.count", "Invalid value: not 7"),
+        ("FieldValueRequired", "spec.mode", "Required value: say how"),
+        ("FieldValueForbidden", "spec", "Forbidden: no shares"),
+    ]
+
+
+def test_the_root_sees_its_name_and_a_failing_rule_says_what_failed(server) -> None:
+    root = {"x-kubernetes-validations": rules("self.metadata.name.startsWith('t')", "self.spec.mode == 'x'")}
+    server.create(DEFINITIONS, definition(SHARING, root=root))
+    assert make(server, {"mode": "x"})[0] == 201
+    _, answer = make(server, {}, name="other")
+    assert [c["message"] for c in answer["details"]["causes"]] == [
+        "Invalid value: failed rule: self.metadata.name.startsWith('t')",
+        "Invalid value: no such key: mode evaluating rule: self.spec.mode == 'x'",
+    ]
+    assert {c["field"] for c in answer["details"]["causes"]} == {"<nil>"}
+
+
+def test_transition_rules_run_on_changes_only_and_follow_the_keys_of_lists(server) -> None:
+    schema = copy.deepcopy(SHARING)
+    schema["properties"]["mode"]["x-kubernetes-validations"] = rules("self == oldSelf")
+    items = schema["properties"]["parts"]["items"]
+    items["x-kubernetes-validations"] = rules({"rule": "self.n >= oldSelf.n", "message": "grows only"})
+    server.create(DEFINITIONS, definition(schema))
+    assert make(server, {"mode": "a", "parts": [{"id": "a", "n": 5}]})[0] == 201
+    status, answer = change(server, {"spec": {"mode": "b"}})
+    assert (status, answer["details"]["causes"][0]["message"]) == (
+        422,
+        'Invalid value: "b": failed rule: self == oldSelf',
+    )
+    assert change(server, {"spec": {"parts": [{"id": "b", "n": 1}, {"id": "a", "n": 6}]}})[0] == 200
+    status, answer = change(server, {"spec": {"parts": [{"id": "a", "n": 5}, {"id": "b", "n": 1}]}})
+    assert (status, answer["details"]["causes"][0]["field"]) == (422, "spec.parts[0]")
+
+
+def test_optional_old_self_runs_on_creation_too(server) -> None:
+    text = {
+        "rule": "oldSelf.hasValue() || self.count == 1",
+        "optionalOldSelf": True,
+        "message": "starts at one",
+    }
+    server.create(DEFINITIONS, definition({**SHARING, "x-kubernetes-validations": rules(text)}))
+    assert make(server, {"count": 2})[0] == 422
+    assert make(server, {"count": 1})[0] == 201
+    assert change(server, {"spec": {"count": 2}})[0] == 200
+
+
+def test_what_was_wrong_before_stays_and_warns_until_it_is_changed(server) -> None:
+    server.create(DEFINITIONS, definition(SHARING))
+    assert make(server, {"mode": "long", "count": 9, "names": ["B"]})[0] == 201
+    stricter = copy.deepcopy(SHARING)
+    stricter["properties"]["mode"]["maxLength"] = 2
+    stricter["properties"]["names"]["x-kubernetes-validations"] = rules(
+        "self.all(name, name == name.lowerAscii())"
+    )
+    current = server.request("GET", f"{DEFINITIONS}/things.example.com")[1]
+    current["spec"] = definition(stricter)["spec"]
+    assert server.request("PUT", f"{DEFINITIONS}/things.example.com", current)[0] == 200
+    assert change(server, {"spec": {"count": 10}})[0] == 200
+    assert change(server, {"spec": {"mode": "other"}})[0] == 422
+    assert change(server, {"spec": {"names": ["C"]}})[0] == 422
+    assert change(server, {"spec": {"mode": "ok", "names": ["c"]}})[0] == 200
+
+
+def test_defaults_go_inside_defaults_and_unknown_fields_go(server) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "mig": {
+                "type": "object",
+                "default": {},
+                "properties": {"mode": {"type": "string", "default": "dynamic"}},
+            },
+            "free": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+        },
+    }
+    server.create(DEFINITIONS, definition(schema))
+    status, answer = make(server, {"free": {"a": {"b": None}}, "nothing": 1})
+    assert (status, answer["spec"]) == (201, {"free": {"a": {"b": None}}, "mig": {"mode": "dynamic"}})
+    strict = server.request("POST", f"{THINGS}?fieldValidation=Strict", thing({"nothing": 1}, name="b"))
+    assert strict[0] == 400
+    assert 'unknown field "spec.nothing"' in strict[1]["message"]
+
+
+def test_a_rule_that_would_run_for_hours_is_stopped(server) -> None:
+    nested = "self.names.all(a, self.names.all(b, self.names.all(c, a + b + c != 'x')))"
+    server.create(DEFINITIONS, definition({**SHARING, "x-kubernetes-validations": rules(nested)}))
+    started = time.monotonic()
+    status, answer = make(server, {"names": [f"name{i}" for i in range(2000)]})
+    assert time.monotonic() - started < 30
+    assert status == 422
+    assert "cost limit" in answer["message"]
+
+
+ARRAY = {"type": "array", "items": {"type": "object", "properties": {"id": {"type": "string"}}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "field", "why"),
+    [
+        ({"type": "object", "x-kubernetes-validations": rules("self.nothing == 1")}, "x-kubernetes-validations[0].rule", "undefined field 'nothing'"),
+        ({"type": "object", "x-kubernetes-validations": rules("'text'")}, "x-kubernetes-validations[0].rule", "must evaluate to bool"),
+        ({"type": "object", "x-kubernetes-validations": rules("")}, "x-kubernetes-validations[0].rule", "rule is not specified"),
+        ({"type": "object", "x-kubernetes-validations": rules("true ||\n false")}, "x-kubernetes-validations[0].message", "line breaks"),
+        ({"type": "array"}, "items", "must be specified"),
+        ({"type": "thing"}, "type", "supported values"),
+        ({**ARRAY, "x-kubernetes-list-type": "map"}, "x-kubernetes-list-map-keys", "must not be empty"),
+        ({**ARRAY, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["id"]}, "items.properties[id].default", "must have a default"),
+        ({"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": True}, "additionalProperties", "mutual exclusive"),
+        ({"type": "string", "pattern": "("}, "pattern", "must be a valid regular expression"),
+        ({"type": "integer", "default": "x"}, "default", "must be of type integer"),
+        ({"type": "object", "$ref": "#/x"}, "$ref", "not supported"),
+        ({"type": "array", "items": {"type": "string", "x-kubernetes-validations": rules("self == oldSelf")}}, "items.x-kubernetes-validations[0].rule", "oldSelf cannot be used"),
+    ],
+)  # fmt: skip
+def test_a_schema_that_is_not_structural_is_refused_with_its_place(
+    server, schema: Json, field: str, why: str
+) -> None:
+    status, answer = server.request("POST", DEFINITIONS, definition(schema))
+    assert status == 422
+    causes = [
+        (c["field"].rpartition("properties[spec].")[2], c["message"]) for c in answer["details"]["causes"]
+    ]
+    assert any(found == field and why in message for found, message in causes), causes
+
+
+def test_a_misspelt_word_of_a_schema_is_an_unknown_field(server) -> None:
+    body = definition({"type": "object", "propertys": {}})
+    status, answer = server.request("POST", f"{DEFINITIONS}?fieldValidation=Strict", body)
+    assert status == 400
+    assert (
+        'unknown field "spec.versions[0].schema.openAPIV3Schema.properties.spec.propertys"'
+        in answer["message"]
+    )
+
+
+def test_group_scope_and_kind_never_change(server) -> None:
+    server.create(DEFINITIONS, definition(SHARING))
+    current = server.request("GET", f"{DEFINITIONS}/things.example.com")[1]
+    current["spec"]["scope"] = "Namespaced"
+    current["spec"]["names"]["kind"] = "Other"
+    status, answer = server.request("PUT", f"{DEFINITIONS}/things.example.com", current)
+    assert status == 422
+    assert [c["field"] for c in answer["details"]["causes"]] == ["spec.scope", "spec.names.kind"]
+
+
+def test_a_status_subresource_keeps_spec_and_generation_apart(server) -> None:
+    root = {
+        "properties": {
+            "spec": SHARING,
+            "status": {"type": "object", "properties": {"phase": {"type": "string"}}},
+        }
+    }
+    server.create(DEFINITIONS, definition(SHARING, root=root, subresources={"status": {}}))
+    made = server.request("POST", THINGS, {**thing({"count": 1}), "status": {"phase": "x"}})[1]
+    assert "status" not in made
+    _, changed = server.request(
+        "PATCH", f"{THINGS}/t/status", {"status": {"phase": "y"}, "spec": {"count": 2}}, content_type=MERGE
+    )
+    assert (changed["status"], changed["spec"], changed["metadata"]["generation"]) == (
+        {"phase": "y"},
+        {"count": 1},
+        1,
+    )
+    _, changed = change(server, {"spec": {"count": 2}, "status": {"phase": "z"}})
+    assert (changed["status"], changed["spec"], changed["metadata"]["generation"]) == (
+        {"phase": "y"},
+        {"count": 2},
+        2,
+    )
