@@ -250,6 +250,7 @@ class Engine:
                 sharing=SharingContext(ref, self._open_effects),
                 settings=self._ports.settings(),
                 holder=holder,
+                shares=self._ports.shares,
             )
         except DraError as error:
             if (rival := error.fields.get("holder_uid")) is not None:

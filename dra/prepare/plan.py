@@ -21,6 +21,7 @@ from dra.prepare.holds import Hold, check_exclusive
 from dra.prepare.mig_effects import CreateMig
 from dra.prepare.model import CdiTarget, PreparedDevice
 from dra.prepare.shares import check_shares
+from dra.prepare.sharing.enforce import ShareEnforcer, SharePlanner, check_strategy
 from dra.prepare.sharing.model import (
     ConfigGroup,
     DeviceEdits,
@@ -30,6 +31,9 @@ from dra.prepare.sharing.model import (
     StrategyPlanner,
     merge_plans,
 )
+
+# Where nobody plans daemons, the containers of a share are told so.
+_NO_MPS = ShareEnforcer()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ def plan_prepare(
     sharing: SharingContext | None = None,
     settings: NodeSettings = NO_SETTINGS,
     holder: bool = False,
+    shares: SharePlanner = _NO_MPS,
 ) -> Plan:
     """Plan one claim.
 
@@ -84,6 +89,7 @@ def plan_prepare(
         sharing: what planners of strategies may look at.
         settings: how each GPU is shared.
         holder: the claim holds these very devices already, so that nobody else is asked.
+        shares: plans what holds shares to their amounts.
 
     Raises:
         ConfigError: DRA-CONFIG-... for what the user wrote.
@@ -101,7 +107,17 @@ def plan_prepare(
     made = {effect.device: effect for effect in effects if isinstance(effect, CreateMig)}
     context = sharing or SharingContext(view.ref)
     groups = _groups(view.results, found, configs, made=made)
-    shared = merge_plans(_plan_group(group, strategies, context) for group in groups)
+    parts = [
+        _shared_device(result, each, made)
+        for result, each in zip(view.results, found, strict=True)
+        if result.share_id is not None and not result.admin_access
+    ]
+    shared = merge_plans(
+        (
+            *(_plan_group(group, strategies, context) for group in groups),
+            shares(parts, context, settings, holder=holder),
+        )
+    )
     return Plan(
         effects=tuple(_distinct((*effects, *shared.effects))),
         targets=_targets(view.results, found, shared.edits),
@@ -164,6 +180,7 @@ def _plan_group(
     group: ConfigGroup, strategies: Mapping[str, StrategyPlanner], context: SharingContext
 ) -> SharingPlan:
     strategy = group.config.strategy
+    check_strategy(group)
     if strategy is None or (strategy == "TimeSlicing" and group.config.kind == KIND_OF_TYPE["mig"]):
         # The hardware has no time-slice of a partition's own; NVIDIA's driver accepts it and does nothing.
         return SharingPlan()

@@ -21,6 +21,7 @@ from dra.prepare.model import (
     no_step,
 )
 from dra.prepare.partitions import MigControl
+from dra.prepare.sharing.enforce import ShareEnforcer, SharePlanner
 from dra.prepare.sharing.model import StrategyPlanner
 from dra.prepare.timing import Timing, no_timing
 
@@ -73,4 +74,5 @@ class EnginePorts:
     mig: MigControl | None = None
     layout_changed: Callable[[], None] = do_nothing
     settings: Callable[[], NodeSettings] = lambda: NO_SETTINGS
+    shares: SharePlanner = field(default_factory=ShareEnforcer)
     timing: Timing = no_timing
