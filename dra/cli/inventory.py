@@ -39,35 +39,54 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--host-root", metavar="DIR", default="/", help="prefix of /proc and /sys (default: /)"
     )
-    parser.add_argument("--simulate", metavar="PROFILE", help="show a simulated machine, such as dgx-h100")
+    parser.add_argument(
+        "--simulate",
+        metavar="PROFILE",
+        help="show a simulated machine, such as dgx-h100; with --host-root the one that lives there",
+    )
     parser.add_argument("--profiles", action="store_true", help="read the MIG profiles of each GPU too")
     parser.add_argument("--node-name", default=os.environ.get("NODE_NAME") or None, help="name for -o slices")
     parser.add_argument("--driver-name", default="gpu.nvidia.com", help="driver for -o slices")
     parser.add_argument(
         "--kubernetes-version", metavar="X.Y", help="shape -o slices for this server (default: the newest)"
     )
+    parser.add_argument(
+        "--mig-mode",
+        choices=("dynamic", "static", "none"),
+        default=None,
+        help="for -o slices: partitions made on demand, only those that exist, or none (default: as the plugin's: "
+        "$MIG_MODE, else dynamic)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Look once and print."""
     from dra.diagnose.inventory import as_json, verdict
+    from dra.inventory.ownership import mark_owned
     from dra.inventory.scan import scan
     from dra.slices.pool import build_pool
     from dra.telemetry.log import configure
 
     configure(level="error", console=True)
     features = _features(args.kubernetes_version)
+    mig_mode = _mig_mode(args)
     _check_names(args)
     with _node(args) as (paths, library, default_name):
         from dra.nvml.node import session_of
 
         session = session_of(paths, library=library)
         try:
-            inventory = scan(session, paths, profiles=args.profiles)
+            # Where partitions are made on demand, the plugin publishes what could be made.
+            wanted = args.profiles or (args.output == "slices" and mig_mode == "dynamic")
+            inventory = mark_owned(scan(session, paths, profiles=wanted), _owned(paths, args.driver_name))
         finally:
             session.close()
     pool = build_pool(
-        inventory, node_name=args.node_name or default_name, features=features, driver=args.driver_name
+        inventory,
+        node_name=args.node_name or default_name,
+        features=features,
+        driver=args.driver_name,
+        mig_mode=mig_mode if args.output == "slices" else "static",
     )
     if args.output == "slices":
         _print_slices(pool, features.version)
@@ -84,6 +103,30 @@ def run(args: argparse.Namespace) -> int:
     return verdict(inventory, pool.problems).exit_code
 
 
+def _mig_mode(args: argparse.Namespace) -> Any:
+    from dra.plugin.settings import MIG_MODES, mig_mode_of
+
+    asked = args.mig_mode or os.environ.get("MIG_MODE", "")
+    if asked and asked not in MIG_MODES:
+        raise ConfigError(
+            "DRA-FLAG-VALUE", f"MIG_MODE cannot be {asked!r}", remedy=f"Use one of {', '.join(MIG_MODES)}."
+        )
+    return mig_mode_of(asked, {})
+
+
+def _owned(paths: Any, driver: str) -> Any:
+    """Give the partitions that the driver on this node made for claims, as far as this user may read that."""
+    from dra.errors import DraError
+    from dra.host.boot import boot_id
+    from dra.inventory.ownership import Owned
+    from dra.prepare.mig_marks import MarkDirectory
+
+    try:
+        return MarkDirectory(paths.state_dir(driver), boot_id=boot_id(paths)).read().owned
+    except DraError:
+        return Owned()
+
+
 @contextlib.contextmanager
 def _node(args: argparse.Namespace) -> Iterator[tuple[Any, Callable[[], object] | None, str]]:
     """Give (paths, simulated library or None, node name). A simulated tree is gone afterwards."""
@@ -93,13 +136,21 @@ def _node(args: argparse.Namespace) -> Iterator[tuple[Any, Callable[[], object] 
         name = socket.gethostname().lower()
         if args.output == "slices" and args.node_name is None:
             _check_node_name(name, "the name of this host")
-        yield HostPaths(host_root=Path(args.host_root), driver_root=_driver_root(args)), None, name
+        plugins = os.environ.get("KUBELET_PLUGINS_DIRECTORY_PATH")
+        more: dict[str, Any] = {"kubelet_plugins_dir": Path(plugins)} if plugins else {}
+        yield HostPaths(host_root=Path(args.host_root), driver_root=_driver_root(args), **more), None, name
         return
     from dra.sim.node import SimulatedNode
 
-    with tempfile.TemporaryDirectory(prefix="dra-inventory-") as root:
+    with contextlib.ExitStack() as made:
+        # The node that `dra plugin --simulate` runs on, or one for this look only.
+        root = args.host_root
+        if root == "/":
+            root = made.enter_context(tempfile.TemporaryDirectory(prefix="dra-inventory-"))
         try:
             node = SimulatedNode(args.simulate, Path(root))
+        except (ValueError, OSError) as error:
+            raise ConfigError("DRA-CLI-HOST-ROOT", f"--host-root {root}: {error}") from error
         except KeyError as error:
             from dra.sim.profiles import PROFILES
 

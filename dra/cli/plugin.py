@@ -67,7 +67,7 @@ _FLAGS = (
     _Flag("--driver-capabilities", ("DRIVER_CAPABILITIES",), "", "which of the driver's files containers get (default: all but display)"),
     _Flag("--cdi-exposure", ("CDI_EXPOSURE",), "auto", "how driver libraries reach the container", choices=("auto", "hooks", "soname", "ld-library-path")),
     _Flag("--nvml-hold", ("NVML_HOLD",), "auto", "how long the NVML session stays open", choices=("auto", "always", "never")),
-    _Flag("--mig-mode", ("MIG_MODE",), "", "partitions: made on demand, only those that exist, or none (default: as the gate DynamicMIG says, else static)", choices=("", "dynamic", "static", "none")),
+    _Flag("--mig-mode", ("MIG_MODE",), "", "partitions: made on demand, only those that exist, or none (default: as the gate DynamicMIG says, else dynamic; a GPU with partitions made by hand is static)", choices=("", "dynamic", "static", "none")),
     _Flag("--inventory-interval", ("INVENTORY_INTERVAL",), "30", "seconds between two looks at the hardware", kind=float),
     _Flag("--start-jitter", ("START_JITTER",), "0", "publish at a random moment of so many seconds after start (big fleets)", kind=float),
     _Flag("--log-level", ("LOG_LEVEL",), "", "debug, info, warning or error", choices=("", "debug", "info", "warning", "error")),

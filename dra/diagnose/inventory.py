@@ -128,6 +128,7 @@ def _mig_json(gpu: Gpu, mig: MigDevice) -> dict[str, Any]:
         "gpuInstance": mig.gpu_instance_id,
         "computeInstance": mig.compute_instance_id,
         "placement": {"start": mig.start, "size": mig.size},
+        "madeForAClaim": mig.ours,
     }
 
 

@@ -145,7 +145,7 @@ class Daemon:
             return scanner.scan
         return scan_with_owned(
             lambda: scanner.scan(profiles=True),
-            lambda: owned_by(self.engine.store, self.engine.settings.boot_id),
+            lambda: owned_by(self.engine.store, self.engine.settings.boot_id, self.engine.marks),
         )
 
     def _keeps_counters(self, version: tuple[int, int]) -> bool | None:

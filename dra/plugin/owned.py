@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dra.errors import DraError
 from dra.inventory.ownership import Owned
+from dra.prepare.mig_marks import MarkDirectory
 from dra.prepare.partitions import MODE_KIND, made_partitions
 from dra.prepare.store import RecordStore
 from dra.telemetry.log import error_fields, get_logger
@@ -11,8 +12,8 @@ from dra.telemetry.log import error_fields, get_logger
 log = get_logger()
 
 
-def owned_by(store: RecordStore, boot_id: str) -> Owned:
-    """Give the partitions and MIG modes that are ours, of all instances on this node.
+def owned_by(store: RecordStore, boot_id: str, marks: MarkDirectory | None = None) -> Owned:
+    """Give the partitions and MIG modes that are ours, of all instances on this node, lost records' included.
 
     A disk that does not answer gives what was read last: a partition that is ours must not become somebody else's.
     """
@@ -28,4 +29,5 @@ def owned_by(store: RecordStore, boot_id: str) -> Owned:
         for entry in record.journal
         if entry.kind == MODE_KIND
     )
-    return Owned(frozenset(made.device for made in made_partitions(records, boot_id)), frozenset(modes))
+    told = Owned(frozenset(made.device for made in made_partitions(records, boot_id)), frozenset(modes))
+    return told if marks is None else told | marks.read().owned

@@ -16,6 +16,7 @@ from dra.inventory.diff import InventoryDiff
 from dra.inventory.model import Inventory
 from dra.slices.devices import SliceProblem
 from dra.slices.features import NEWEST, ServerFeatures
+from dra.slices.partitions import as_published
 from dra.slices.pool import MigMode, PoolContent, build_pool
 from dra.slices.taints import Taint
 from dra.telemetry.log import get_logger
@@ -71,8 +72,10 @@ class PoolSource:
     def inventory_changed(self, inventory: Inventory, _difference: InventoryDiff) -> None:
         """Take a new inventory (a subscriber of the live inventory)."""
         with self._lock:
-            self._inventory = inventory
-            self._build()
+            before, self._inventory = self._inventory, inventory
+            # A partition that is made or destroyed for a claim is no news, and a large pool is no small work.
+            if before is None or self._shown(before) != self._shown(inventory):
+                self._build()
 
     def set_taints(
         self,
@@ -119,9 +122,10 @@ class PoolSource:
             kept = self._keeps_counters(version)
             features = replace(features, partitionable=features.partitionable if kept is None else kept)
         with self._lock:
-            self._features = features
+            before, self._features = self._features, features
             log.info("server_version_known", version=".".join(str(part) for part in version))
-            self._build()
+            if replace(before, version=version) != features:
+                self._build()
 
     def server_dropped(self, gates: Collection[str]) -> None:
         """Take the gates whose fields the server did not store. They stay out until its version changes."""
@@ -130,6 +134,9 @@ class PoolSource:
             if narrowed != self._features:
                 self._features = narrowed
                 self._build()
+
+    def _shown(self, inventory: Inventory) -> Inventory:
+        return as_published(inventory, mig_mode=self._mig_mode, features=self._features)
 
     def _build(self) -> None:
         if self._inventory is None:

@@ -17,7 +17,7 @@ DRIVER_NAME = "gpu.nvidia.com"
 CONTAINER_DRIVER_ROOT = Path("/driver-root")
 
 # Where neither the flag nor NVIDIA's gate says anything.
-DEFAULT_MIG_MODE: MigMode = "static"
+DEFAULT_MIG_MODE: MigMode = "dynamic"
 MIG_MODES: tuple[MigMode, ...] = ("dynamic", "static", "none")
 NVML_HOLDS = ("auto", "always", "never")
 EXPOSURES = ("auto", "hooks", "soname", "ld-library-path")

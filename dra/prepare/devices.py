@@ -16,6 +16,7 @@ from dra.inventory.model import NODE, Gpu, Inventory
 from dra.inventory.names import GpuName, MigName, parse_device_name, profile_slug
 from dra.prepare.effects import Effect
 from dra.prepare.mig_effects import CreateMig, MigMode
+from dra.prepare.mig_marks import NO_MARKS, MarkDirectory, Marks
 from dra.prepare.partitions import (
     RESET_ARCHITECTURES,
     Look,
@@ -37,12 +38,25 @@ class MigView:
         may_create: whether partitions are made on demand.
         looks: what stands at the placements of the claim's MIG devices, by device name.
         journal: the effects of all records of this boot.
+        marks: what is ours though its record was lost; `directory` is where they are kept.
     """
 
     control: MigControl | None = None
     may_create: bool = False
     looks: Mapping[str, Look] | None = None
     journal: Sequence[JournalEntry] = ()
+    marks: Marks = NO_MARKS
+    directory: MarkDirectory | None = None
+
+    def owns(self, device: str, gpu_uuid: str, partition: Partition) -> bool:
+        """Whether this driver made what stands at the placement of `device`."""
+        mark = self.marks.partitions.get(device)
+        marked = mark is not None and (mark.gpu_uuid, mark.partition.uuid) == (gpu_uuid, partition.uuid)
+        return marked or is_ours(device, gpu_uuid, partition, self.journal)
+
+    def owns_mode(self, gpu_uuid: str) -> bool:
+        """Whether this driver switched the MIG mode of a GPU on."""
+        return gpu_uuid in self.marks.modes or is_mode_ours(gpu_uuid, self.journal)
 
 
 NO_MIG = MigView()
@@ -98,16 +112,18 @@ def _find_partition(result: AllocatedDevice, gpu: Gpu, name: MigName, mig: MigVi
         if there is None:
             raise _no_partition(device, gpu, "access for monitoring needs one that exists")
         return Found(gpu, "mig", there)
-    if there is not None and not is_ours(device, gpu.uuid, there, mig.journal):
+    if there is not None and not mig.owns(device, gpu.uuid, there):
         return Found(gpu, "mig", there)
     if mig.control is None or not (mig.may_create or there is not None):
         raise _no_partition(device, gpu, "partitions are not made on demand on this node")
     if there is None:
         _check_can_create(device, gpu, name, look)
-    made_by = CreateMig(mig.control, device, gpu.uuid, found=there, size=_size(gpu, name))
+    made_by = CreateMig(
+        mig.control, device, gpu.uuid, found=there, size=_size(gpu, name), marks=mig.directory
+    )
     effects: list[Effect] = []
-    if not look.mode_on or is_mode_ours(gpu.uuid, mig.journal):
-        effects.append(MigMode(mig.control, gpu.uuid))
+    if not look.mode_on or mig.owns_mode(gpu.uuid):
+        effects.append(MigMode(mig.control, gpu.uuid, marks=mig.directory))
     return Found(gpu, "mig", None, (*effects, made_by))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -28,6 +28,8 @@ from dra.prepare.holds import lock_name
 from dra.prepare.journal import Journal, only_spec
 from dra.prepare.locks import LockDirectory, hold_shared
 from dra.prepare.mig_effects import mig_effects
+from dra.prepare.mig_marks import MarkDirectory
+from dra.prepare.mig_orphans import release_orphans
 from dra.prepare.model import (
     Notice,
     PreparedDevice,
@@ -70,10 +72,11 @@ class Engine:
             settings.state_dir / "claims", report=self._report_damage, salvage=self.cdi.devices
         )
         self.locks = LockDirectory(settings.state_dir / "locks")
+        self.marks = MarkDirectory(settings.state_dir, boot_id=settings.boot_id)
         catalog = EffectCatalog(
             {
                 WriteCdi.kind: lambda args: WriteCdi.revive(args, files=self.cdi),
-                **({} if ports.mig is None else mig_effects(ports.mig)),
+                **({} if ports.mig is None else mig_effects(ports.mig, self.marks)),
                 **ports.effects,
             }
         )
@@ -95,6 +98,10 @@ class Engine:
     def settings(self) -> EngineSettings:
         """What the engine was made with."""
         return self._settings
+
+    def inventory(self) -> Inventory:
+        """Give the hardware as of the last look."""
+        return self._ports.inventory()
 
     def partitions(self) -> tuple[MadePartition, ...]:
         """Give the partitions that were made for claims, or may have been, in this boot."""
@@ -159,6 +166,15 @@ class Engine:
             self._bring_about(ref, view, inventory, expected)
         self._log.warning("cdi_spec_restored", claim=str(ref), claim_uid=ref.uid)
         return True
+
+    def release_partitions(self, claimed: Collection[str], *, wait_seconds: float = 0.5) -> list[str]:
+        """Destroy partitions of ours that no record tells of, nor any of the `claimed` devices; give their names."""
+        if self._ports.mig is None:
+            return []
+        gone = release_orphans(self, self._ports.mig, claimed, wait_seconds=wait_seconds)
+        if gone:
+            self._ports.layout_changed()
+        return gone
 
     # -- prepare -----------------------------------------------------------------------------------------
 
@@ -304,13 +320,18 @@ class Engine:
             return MigView()
         boot_id = self._settings.boot_id
         self.store.refresh()
+        devices = [result.device for result in view.results if _is_mig(result)]
+        minors = {lock_name(device) for device in devices}
+        gpus = [gpu.uuid for gpu in inventory.gpus if f"gpu-{gpu.minor}" in minors]
         return MigView(
             control=self._ports.mig,
             may_create=self._settings.create_partitions,
-            looks=looks_at((result.device for result in view.results), inventory, self._ports.mig),
+            looks=looks_at(devices, inventory, self._ports.mig),
             journal=tuple(
                 entry for record in self.store.records() if record.holds(boot_id) for entry in record.journal
             ),
+            marks=self.marks.read_of(devices, gpus),
+            directory=self.marks,
         )
 
     def _render(self, uid: str, plan: Plan) -> Mapping[str, Any]:

@@ -23,6 +23,7 @@ from dra.host.files import read_bytes
 from dra.prepare.cdi_files import remove_if_old
 from dra.prepare.engine import Engine, EngineSettings
 from dra.prepare.judgement import Stale, judge_record
+from dra.prepare.mig_orphans import find_orphans
 from dra.prepare.model import ClaimSource, Notice, Notify, no_notice, says_gone
 from dra.prepare.record import Record
 from dra.prepare.retries import UnprepareRetries
@@ -81,6 +82,8 @@ class Janitor:
         self._monotonic = monotonic
         # Since when a record is stale, by UID and reason.
         self._stale_since: dict[tuple[str, str], float] = {}
+        # Since when a partition of ours is nobody's, by device name.
+        self._orphans_since: dict[str, float] = {}
         # When the next second look is due.
         self._look_again_at: float | None = None
         self._told_in_use: set[str] = set()
@@ -116,7 +119,7 @@ class Janitor:
                 self._find_orphans()
             except DraError as error:
                 self._log.warning("sweep_incomplete", **error_fields(error))
-            for part in (self._sweep_damaged, self._sweep_records):
+            for part in (self._sweep_damaged, self._sweep_records, self._sweep_partitions):
                 try:
                     part(report)
                 except DraError as error:
@@ -320,12 +323,40 @@ class Janitor:
             return False
         return bool(view.results)
 
+    # -- partitions --------------------------------------------------------------------------------------
+
+    def _sweep_partitions(self, _report: SweepReport) -> None:
+        """Destroy partitions of lost records whose claims are gone too; the API is asked only if there are any."""
+        orphans, modes = find_orphans(self._engine)
+        if not orphans:
+            self._orphans_since.clear()
+            if modes:
+                self._engine.release_partitions(())
+            return
+        settings = self._engine.settings
+        claimed = {
+            result.device
+            for claim in self._source.list(_API_SECONDS)
+            for result in self._parse(claim).results
+            if result.pool == settings.pool
+        }
+        now = self._monotonic()
+        since = {name: self._orphans_since.get(name, now) for name in orphans.keys() - claimed}
+        self._orphans_since = since
+        waiting = {name for name, at in since.items() if now - at < self._confirm_seconds}
+        if waiting:
+            again = min(since[name] for name in waiting) + self._confirm_seconds
+            self._look_again_at = min(again, self._look_again_at or again)
+        if since.keys() - waiting:
+            self._engine.release_partitions(claimed | waiting)
+
     # -- files -------------------------------------------------------------------------------------------
 
     def _sweep_files(self) -> None:
         store, locks = self._engine.store, self._engine.locks
         leftovers: list[Path] = store.leftovers()
         removed = sum(remove_if_old(path, _LEFTOVER_SECONDS) for path in leftovers)
+        removed += self._engine.marks.clear_old(older_than_seconds=_LEFTOVER_SECONDS)
         removed += self._engine.cdi.remove_leftovers(older_than_seconds=_LEFTOVER_SECONDS)
         known = {record.ref.uid for record in store.records()} | store.unreadable().keys()
         for name in locks.names("claim-"):

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from dra.errors import DeviceError, DraError
 from dra.inventory.names import MigName, parse_device_name
 from dra.prepare.effects import Revive
+from dra.prepare.mig_marks import MarkDirectory
 from dra.prepare.partitions import (
     DEVICE_KIND,
     MODE_KIND,
@@ -36,14 +37,17 @@ class MigMode:
     ends_with_boot: ClassVar[bool] = True
     needs_durable_journal: ClassVar[bool] = True
 
-    def __init__(self, control: MigControl, gpu_uuid: str) -> None:
+    def __init__(self, control: MigControl, gpu_uuid: str, *, marks: MarkDirectory | None = None) -> None:
         self._control = control
         self._gpu_uuid = gpu_uuid
+        self._marks = marks
 
     @classmethod
-    def revive(cls, args: Mapping[str, Any], *, control: MigControl) -> MigMode:
+    def revive(
+        cls, args: Mapping[str, Any], *, control: MigControl, marks: MarkDirectory | None = None
+    ) -> MigMode:
         """Make the effect that switches the mode off."""
-        return cls(control, str(args["gpu"]))
+        return cls(control, str(args["gpu"]), marks=marks)
 
     @property
     def shared_resource(self) -> str | None:
@@ -55,7 +59,9 @@ class MigMode:
         return {"gpu": self._gpu_uuid}
 
     def apply(self) -> None:
-        """Do nothing: see above."""
+        """Change nothing, see above; but mark the mode as ours."""
+        if self._marks is not None:
+            self._marks.mode_on(self._gpu_uuid)
 
     def verify(self) -> bool:
         """Say yes: a mode that is off is switched on with the partition."""
@@ -64,6 +70,8 @@ class MigMode:
     def undo(self) -> None:
         """Switch the mode off unless something is left on the GPU. Raises DeviceError: DRA-MIG-IN-USE."""
         self._control.leave_mode(self._gpu_uuid)
+        if self._marks is not None:
+            self._marks.mode_off(self._gpu_uuid)
 
 
 class CreateMig:
@@ -87,6 +95,7 @@ class CreateMig:
         found: Partition | None = None,
         size: int | None = None,
         outcome: Mapping[str, Any] | None = None,
+        marks: MarkDirectory | None = None,
     ) -> None:
         match parse_device_name(device):
             case MigName() as name:
@@ -94,16 +103,18 @@ class CreateMig:
             case _:
                 raise ValueError(f"{device} is no MIG device")
         self._control, self.device, self._gpu_uuid = control, device, gpu_uuid
-        self._name, self._size = name, size
+        self._name, self._size, self._marks = name, size, marks
         self._made = found
         # What anybody sees of the GPU changes when it is applied.
         self.was_there = found is not None
         self._outcome: Mapping[str, Any] = outcome or {}
 
     @classmethod
-    def revive(cls, args: Mapping[str, Any], *, control: MigControl) -> CreateMig:
+    def revive(
+        cls, args: Mapping[str, Any], *, control: MigControl, marks: MarkDirectory | None = None
+    ) -> CreateMig:
         """Make the effect that destroys a partition."""
-        return cls(control, str(args["device"]), str(args["gpu"]), outcome=args.get("outcome"))
+        return cls(control, str(args["device"]), str(args["gpu"]), outcome=args.get("outcome"), marks=marks)
 
     @property
     def shared_resource(self) -> str | None:
@@ -146,6 +157,8 @@ class CreateMig:
                 raise
             self._outcome = {"uuid": ""}
             raise self._blocked() from error
+        if self._marks is not None:
+            self._marks.partition_made(self.device, self._gpu_uuid, self._made)
 
     def verify(self) -> bool:
         """Whether it was there a moment ago."""
@@ -161,6 +174,11 @@ class CreateMig:
         place = {"profile_id": name.profile_id, "start": name.start}
         if outcome and not outcome.get("uuid"):
             return
+        self._destroy(outcome, place)
+        if self._marks is not None:
+            self._marks.partition_gone(self.device)
+
+    def _destroy(self, outcome: Mapping[str, Any], place: Mapping[str, int]) -> None:
         if outcome:
             made = Partition(int(outcome["gi"]), int(outcome["ci"]), str(outcome["uuid"]))
             self._control.destroy(self._gpu_uuid, made, **place)
@@ -191,9 +209,9 @@ class CreateMig:
         )
 
 
-def mig_effects(control: MigControl) -> dict[str, Revive]:
+def mig_effects(control: MigControl, marks: MarkDirectory | None = None) -> dict[str, Revive]:
     """Give what makes the effects of MIG from journal entries."""
     return {
-        MigMode.kind: lambda args: MigMode.revive(args, control=control),
-        CreateMig.kind: lambda args: CreateMig.revive(args, control=control),
+        MigMode.kind: lambda args: MigMode.revive(args, control=control, marks=marks),
+        CreateMig.kind: lambda args: CreateMig.revive(args, control=control, marks=marks),
     }

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from dra.allocator.model import CompileSelector
 from dra.errors import ConfigError, DraError
+from dra.plugin.settings import DEFAULT_MIG_MODE
 from dra.sim.apiserver import SimApiServer
 from dra.sim.cluster_node import DRIVER, TIMINGS, ClusterNode, tail
 from dra.sim.control.loop import ControlPlane
@@ -29,6 +30,9 @@ Json = dict[str, Any]
 _MAX_ROOT = 32
 # A driver process costs a second of CPU to start and about 80 MB.
 MOST_PROCESSES = 4
+# A node with partitions on demand publishes 26 devices for each of its GPUs, half a second of work; where more
+# nodes than this run in one process, they have only what exists.
+MOST_WITH_PARTITIONS = 16
 
 
 def parse_nodes(text: str) -> list[tuple[str, str]]:
@@ -108,8 +112,9 @@ class SimCluster:
         self._leash = Leash()
         self.nodes: dict[str, ClusterNode] = {}
         self.in_process = InProcessNodes(
-            self.api, root / IN_PROCESS_FOLDER, driver=DRIVER, version=version, timings=TIMINGS
-        )
+            self.api, root / IN_PROCESS_FOLDER, driver=DRIVER, version=version, timings=TIMINGS,
+            mig_mode=DEFAULT_MIG_MODE if len(self.wanted) - self._real <= MOST_WITH_PARTITIONS else "static",
+        )  # fmt: skip
         self.kubeconfig = root / KUBECONFIG
 
     def start(self) -> Self:

@@ -10,6 +10,7 @@ import json
 import tempfile
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +110,20 @@ class Demo:
             self._note(
                 f"ResourceSlice {item['metadata']['name']}  node {spec['nodeName']}  pool {spec['pool']}"
             )
-            for device in spec["devices"]:
+            if sets := spec.get("sharedCounters"):
+                self._note(f"  counters of {len(sets)} GPUs, which whole GPUs and their partitions draw on")
+            devices = spec.get("devices") or []
+            profiles = Counter(
+                device["attributes"]["profile"]["string"]
+                for device in devices
+                if "profile" in device["attributes"]
+            )
+            if profiles:
+                text = ", ".join(f"{count} x {profile}" for profile, count in profiles.items())
+                self._note(f"  partitions that can be made on demand: {text}")
+            for device in devices:
+                if device["attributes"]["type"]["string"] != "gpu":
+                    continue
                 facts = {name: next(iter(value.values())) for name, value in device["attributes"].items()}
                 self._note(
                     f"  {device['name']:<6} {facts['productName']}  {device['capacity']['memory']['value']}"
@@ -222,7 +236,11 @@ def _claims_of(pod: Json, claims: Sequence[Json]) -> list[Json]:
 
 def _smi_list(view: ContainerView, slices: Sequence[Json]) -> list[str]:
     """Give what `nvidia-smi -L` tells in the container: the GPUs whose nodes it can open, by the published facts."""
-    facts = {device["name"]: device["attributes"] for item in slices for device in item["spec"]["devices"]}
+    facts = {
+        device["name"]: device["attributes"]
+        for item in slices
+        for device in item["spec"].get("devices") or ()
+    }
     found = [facts[f"gpu-{minor}"] for minor in view.gpus]
     return [
         f"GPU {index}: {gpu['productName']['string']} (UUID: {gpu['uuid']['string']})"

@@ -8,7 +8,8 @@ simplified:
   differ by UUID;
 * the pool is written directly, and restored when somebody deletes it, without the publisher and its lock;
 * prepare and unprepare are function calls that carry the same messages as the sockets; there is no registration, no
-  health stream, no janitor, and no NVML to put faults into;
+  health stream, no janitor, and no NVML to put faults into; MIG partitions are kept in memory, and nobody can make
+  some by hand;
 * pods are followed in the memory of the API server, so that faults of the API server do not reach these nodes.
 """
 
@@ -34,10 +35,12 @@ from dra.nvml.library import InjectedLibrary
 from dra.nvml.session import NvmlSession
 from dra.pb.services import PREPARE_V1, UNPREPARE_V1, Method
 from dra.plugin.prepare_service import PrepareService
+from dra.plugin.settings import DEFAULT_MIG_MODE
 from dra.prepare.engine import Engine, EnginePorts, EngineSettings
 from dra.sim.apiserver.server import SimApiServer
 from dra.sim.apiserver.storage import Change
 from dra.sim.control.api import CLAIMS, PODS, SLICES, CallFailed, Collection, ControlApi, Json
+from dra.sim.in_process_mig import MigInMemory, offer_all_capabilities
 from dra.sim.kubelet.claims import DraManager, UnprepareError
 from dra.sim.kubelet.pod_work import TICK_SECONDS, PodWork, is_over
 from dra.sim.kubelet.pods import PodRuns
@@ -46,7 +49,7 @@ from dra.sim.node import SimulatedNode
 from dra.sim.profiles import machine_profile
 from dra.sim.runtime import Runtime
 from dra.slices.features import ServerFeatures
-from dra.slices.pool import PoolContent, build_pool
+from dra.slices.pool import MigMode, PoolContent, build_pool
 from dra.telemetry.log import get_logger
 
 log = get_logger()
@@ -180,9 +183,10 @@ class SharedMachine:
         paths = HostPaths(**machine.paths_kwargs())
         session = NvmlSession(InjectedLibrary(machine.library))
         try:
-            inventory = scan(session, paths)
+            inventory = scan(session, paths, profiles=True)
         finally:
             session.close()
+        offer_all_capabilities(machine)
         return cls(profile, root, paths, inventory, CdiRenderer(paths, CdiOptions(driver=driver)))
 
     def inventory_of(self, node: str) -> Inventory:
@@ -204,19 +208,25 @@ class InProcessNode:
         driver: str,
         kubernetes: tuple[int, int],
         timings: Timings,
+        mig_mode: MigMode = DEFAULT_MIG_MODE,
     ) -> None:
         self.name, self.profile, self.timings = name, machine.profile, timings
         self.root = machine.root / "nodes" / name
         self.cdi_root, self.state_dir = self.root / "cdi", self.root / "state"
         self.inventory = machine.inventory_of(name)
         self.pool: PoolContent = build_pool(
-            self.inventory, node_name=name, driver=driver, features=ServerFeatures.of_version(*kubernetes)
-        )
+            self.inventory, node_name=name, driver=driver, features=ServerFeatures.of_version(*kubernetes),
+            mig_mode=mig_mode,
+        )  # fmt: skip
+        partitions = MigInMemory(self.profile, salt=name)
         settings = EngineSettings(
             driver=driver, pool=name, state_dir=self.state_dir, cdi_root=self.cdi_root, boot_id=boot_id(machine.paths),
-            parallel_claims=_WORKERS,
+            create_partitions=mig_mode == "dynamic", parallel_claims=_WORKERS,
         )  # fmt: skip
-        ports = EnginePorts(source=_Claims(api), inventory=lambda: self.inventory, renderer=machine.renderer)
+        ports = EnginePorts(
+            source=_Claims(api), inventory=lambda: partitions.on(self.inventory), renderer=machine.renderer,
+            mig=partitions,
+        )  # fmt: skip
         self.engine = Engine(settings, ports)
         self.engine.open()
         calls = EngineCalls(self.engine)
@@ -243,14 +253,22 @@ class InProcessNodes:
         driver: the driver's name.
         version: the Kubernetes version, `1.36`.
         timings: of the kubelets.
+        mig_mode: as `dra plugin --mig-mode`.
     """
 
     def __init__(
-        self, server: SimApiServer, root: Path, *, driver: str, version: str, timings: Timings
+        self,
+        server: SimApiServer,
+        root: Path,
+        *,
+        driver: str,
+        version: str,
+        timings: Timings,
+        mig_mode: MigMode = DEFAULT_MIG_MODE,
     ) -> None:
         major, _, minor = version.partition(".")
         self._kubernetes = (int(major), int(minor))
-        self._root, self._driver, self._timings = root, driver, timings
+        self._root, self._driver, self._timings, self._mig_mode = root, driver, timings, mig_mode
         self._control = ControlApi(server, on_change=self._noticed)
         self._api = LocalApi(self._control)
         self._machines: dict[str, SharedMachine] = {}
@@ -275,7 +293,7 @@ class InProcessNodes:
             machine = self._machines[profile] = SharedMachine.make(profile, root, driver=self._driver)
         node = InProcessNode(
             name, machine, self._api,
-            driver=self._driver, kubernetes=self._kubernetes, timings=self._timings,
+            driver=self._driver, kubernetes=self._kubernetes, timings=self._timings, mig_mode=self._mig_mode,
         )  # fmt: skip
         self.nodes[name] = node
         self._work[name] = PodWork(

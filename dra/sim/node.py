@@ -84,7 +84,7 @@ class SimulatedNode:
             key = (state.library_version, state.boots)
             if self._library is None or self._library_key != key:
                 self._library = SimulatedNvml(
-                    self._store, self.profile, on_change=lambda: sync_files(self.root)
+                    self._store, self.profile, on_change=lambda: sync_files(self.root, only_partitions=True)
                 )
                 self._library_key = key
             return self._library

@@ -8,7 +8,7 @@ Source: KEP-4815; reference driver, dynamic MIG.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from dra.inventory.model import Gpu, Inventory, MigProfile
@@ -63,6 +63,23 @@ def plan_forms(gpu: Gpu, *, mig_mode: MigMode, features: ServerFeatures) -> Form
         mode_by_hand = gpu.mig_enabled and not gpu.mig_mode_ours
         return Forms(whole=not mode_by_hand, possible=True)
     return Forms(whole=False, possible=True) if gpu.mig_enabled else static
+
+
+def as_published(inventory: Inventory, *, mig_mode: MigMode, features: ServerFeatures) -> Inventory:
+    """Leave out of an inventory what no pool shows: the partitions of GPUs that are offered in all their forms.
+
+    Two inventories that are equal then publish the same, though partitions were made or destroyed in between.
+    """
+
+    def shown(gpu: Gpu) -> Gpu:
+        forms = plan_forms(gpu, mig_mode=mig_mode, features=features)
+        if not forms.possible:
+            return gpu
+        return replace(
+            gpu, mig_devices=(), mig_enabled=gpu.mig_enabled and not forms.whole, mig_mode_ours=forms.whole
+        )
+
+    return replace(inventory, gpus=tuple(map(shown, inventory.gpus)))
 
 
 def counter_set_name(gpu: Gpu) -> str:

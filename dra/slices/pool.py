@@ -18,7 +18,7 @@ from dra.slices.extras import reserved_taint, with_extra_attributes
 from dra.slices.features import ServerFeatures
 from dra.slices.layout import GpuGroup, SliceContent, lay_out
 from dra.slices.partitions import MigMode, counter_set, plan_forms, possible_devices, whole_device
-from dra.slices.rules import MAX_ATTRIBUTES_AND_CAPACITIES, check_device
+from dra.slices.rules import MAX_ATTRIBUTES_AND_CAPACITIES, Violation, check_device
 from dra.slices.sharing import identity_of, share_device
 from dra.slices.taints import Taint, merge_taints, taint_of_unusable
 from dra.slices.validate import validate_slices
@@ -132,7 +132,10 @@ def _invalid(pool: PoolContent, *, counters_apart: bool) -> list[SliceProblem]:
             "", broken.path, "DRA-SLICE-INVALID", f"pool {pool.pool_name}: {broken.path}: {broken.message}",
             "Check the node's and the driver's name; else report it.",
         )
-        for broken in validate_slices(pool.specs(generation=0), counters_apart=counters_apart)
+        # Each device was checked when it was made to fit.
+        for broken in validate_slices(
+            pool.specs(generation=0), counters_apart=counters_apart, devices_too=False
+        )
     ]  # fmt: skip
 
 
@@ -196,6 +199,7 @@ def _fit(device: dict[str, Any], problems: list[SliceProblem]) -> dict[str, Any]
             )
             return None
         else:
+            problems += _own_mistakes(broken, name)
             continue
         problems.append(_left_out(name, broken.attribute or broken.capacity, broken.message))
     surplus = len(attributes) + len(capacity) - MAX_ATTRIBUTES_AND_CAPACITIES
@@ -210,6 +214,13 @@ def _fit(device: dict[str, Any], problems: list[SliceProblem]) -> dict[str, Any]
     if "capacity" in device:
         fit["capacity"] = capacity
     return fit
+
+
+def _own_mistakes(broken: Violation, device: str) -> Iterator[SliceProblem]:
+    """Give what of a device nobody can leave out; what makes it too large is cut afterwards."""
+    if broken.path != device:
+        text = f"{broken.path}: {broken.message}"
+        yield SliceProblem(device, broken.path, "DRA-SLICE-INVALID", text, "Report it.")
 
 
 def _left_out(device: str, field: str, why: str) -> SliceProblem:

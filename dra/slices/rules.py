@@ -7,6 +7,7 @@ Source: resource.k8s.io/v1 validation of Kubernetes 1.36.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping
@@ -43,6 +44,11 @@ class Violation:
     message: str
     attribute: str = ""
     capacity: str = ""
+
+
+# A node's devices repeat the same names and values hundreds of times.
+_is_qualified_name = functools.lru_cache(maxsize=512)(is_qualified_name)
+_is_dns_label = functools.lru_cache(maxsize=512)(is_dns_label)
 
 
 def is_label_name(text: str) -> bool:
@@ -85,7 +91,7 @@ def check_device(device: Mapping[str, Any], path: str) -> Iterator[Violation]:
 
 
 def _name_and(name: str, messages: Iterator[str]) -> Iterator[str]:
-    if not is_qualified_name(name):
+    if not _is_qualified_name(name):
         yield f"{name!r} is no identifier of at most 32 characters with an optional domain of at most 63"
     yield from messages
 
@@ -130,6 +136,7 @@ def _check_value(kind: str, value: object) -> Iterator[str]:
         yield f"{value!r} is no semantic version"
 
 
+@functools.lru_cache(maxsize=64)
 def _is_version(text: str) -> bool:
     try:
         version = Semver.parse(text)
@@ -149,8 +156,13 @@ def quantity_of(value: object) -> Quantity | None:
     """Read a quantity of a JSON document; None if it is none."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         return None
+    return _quantity(str(value))
+
+
+@functools.lru_cache(maxsize=512)
+def _quantity(text: str) -> Quantity | None:
     try:
-        return Quantity.parse(str(value))
+        return Quantity.parse(text)
     except DraError:
         return None
 
@@ -240,7 +252,7 @@ def _check_consumption(entries: list[Mapping[str, Any]], path: str) -> Iterator[
         yield Violation(path, "a counter set is named twice")
     for index, entry in enumerate(entries):
         where = f"{path}[{index}]"
-        if not is_dns_label(names[index]):
+        if not _is_dns_label(names[index]):
             yield Violation(f"{where}.counterSet", f"{names[index]!r} is no DNS label")
         counters = entry.get("counters") or {}
         if not counters:
@@ -253,7 +265,7 @@ def _check_consumption(entries: list[Mapping[str, Any]], path: str) -> Iterator[
 def check_counters(counters: Mapping[str, Mapping[str, Any]], path: str) -> Iterator[Violation]:
     """Give what is wrong with the names and values of counters."""
     for name, counter in counters.items():
-        if not is_dns_label(name):
+        if not _is_dns_label(name):
             yield Violation(f"{path}[{name}]", f"{name!r} is no DNS label")
         if quantity_of(counter.get("value")) is None:
             yield Violation(f"{path}[{name}]", f"{counter.get('value')!r} is no quantity")

@@ -43,17 +43,20 @@ def has_extras(device: Mapping[str, Any]) -> bool:
     return any(lists_of(attribute) for attribute in attributes.values())
 
 
-def validate_slices(specs: Sequence[Mapping[str, Any]], *, counters_apart: bool = True) -> list[Violation]:
+def validate_slices(
+    specs: Sequence[Mapping[str, Any]], *, counters_apart: bool = True, devices_too: bool = True
+) -> list[Violation]:
     """Give every broken rule of a pool's ResourceSlice specs (v1 shape); empty if they may be published.
 
     Args:
         specs: all of one pool and generation.
         counters_apart: the rules from 1.35 on; before, counter sets stand beside the devices that use them.
+        devices_too: also check each device by itself.
     """
     found: list[Violation] = []
     for index, spec in enumerate(specs):
         path = f"slices[{index}].spec"
-        found += _check_spec(spec, path)
+        found += _check_spec(spec, path, devices_too=devices_too)
         found += _check_apart(spec, path) if counters_apart else _check_combined(spec, path)
     found += _check_pool(specs)
     return found
@@ -88,7 +91,7 @@ def _check_combined(spec: Mapping[str, Any], path: str) -> Iterator[Violation]:
         )
 
 
-def _check_spec(spec: Mapping[str, Any], path: str) -> Iterator[Violation]:
+def _check_spec(spec: Mapping[str, Any], path: str, *, devices_too: bool) -> Iterator[Violation]:
     driver = str(spec.get("driver", ""))
     if not is_dns_subdomain(driver, limit=MAX_DRIVER):
         yield Violation(
@@ -104,7 +107,8 @@ def _check_spec(spec: Mapping[str, Any], path: str) -> Iterator[Violation]:
     per_device = spec.get("perDeviceNodeSelection") is True
     for index, device in enumerate(devices):
         where = f"{path}.devices[{index}]"
-        yield from check_device(device, where)
+        if devices_too:
+            yield from check_device(device, where)
         given = [name for name in _DEVICE_SELECTORS if device.get(name) is not None]
         if (len(given) == 1) != per_device or len(given) > 1 or device.get("allNodes") is False:
             yield Violation(where, "a device has one node selection with perDeviceNodeSelection, else none")

@@ -186,8 +186,13 @@ class Node:
         return list(answer["items"])
 
     def wait_published(self, *, seconds: float = 60.0) -> list[dict[str, Any]]:
-        """Wait until slices are there."""
-        found = wait_until(self.slices, seconds=seconds, what="slices are published")
+        """Wait until all slices of the pool are there."""
+
+        def whole() -> list[dict[str, Any]] | None:
+            found = self.slices()
+            return found if found and len(found) == found[0]["spec"]["pool"]["resourceSliceCount"] else None
+
+        found = wait_until(whole, seconds=seconds, what="slices are published")
         assert isinstance(found, list)
         return found
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -141,7 +141,10 @@ def expected(node: Node) -> dict[str, tuple[str, bool]]:
 
 
 def published(node: Node) -> dict[str, tuple[str, bool]]:
-    """Give the same from the API. The pool must be whole: one generation, the count that it says, one owner."""
+    """Give the same from the API. The pool must be whole: one generation, the count that it says, one owner.
+
+    Partitions that could be made are left out: they have no UUID.
+    """
     slices = [each for each in node.slices() if each["spec"]["driver"] == "gpu.nvidia.com"]
     pools = {(s["spec"]["pool"]["generation"], s["spec"]["pool"]["resourceSliceCount"]) for s in slices}
     if len(pools) != 1 or next(iter(pools))[1] != len(slices):
@@ -156,7 +159,14 @@ def published(node: Node) -> dict[str, tuple[str, bool]]:
         )
         for each in slices
         for device in each["spec"].get("devices", ())
+        if not is_possible(device)
     }
+
+
+def is_possible(device: Mapping[str, Any]) -> bool:
+    """Whether a published device is a partition that could be made."""
+    attributes = device["attributes"]
+    return attributes.get("type") == {"string": "mig"} and "uuid" not in attributes
 
 
 def check_alive(daemon: DaemonProcess) -> None:

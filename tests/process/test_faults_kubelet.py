@@ -171,7 +171,7 @@ def test_two_instances_give_a_contested_device_to_one_claim_and_the_last_keeps_i
     kubelet = node.kubelet()
     old, new = node.daemon(pod_uid=new_uid()), node.daemon(pod_uid=new_uid())
     kubelet.wait_registered(DRIVER, timeout_seconds=60, instances=2)
-    published = node.wait_published()
+    before = node.wait_published()
     connections = kubelet.registry.connections(DRIVER)
     for round_ in range(5):
         claims = [node.claim(f"race-{round_}-{n}", "gpu-6") for n in range(2)]
@@ -203,7 +203,7 @@ def test_two_instances_give_a_contested_device_to_one_claim_and_the_last_keeps_i
     kept = node.claim("kept", "gpu-6")
     connection = kubelet.wait_registered(DRIVER, timeout_seconds=60)
     assert connection.prepare([ref_of(kept)]).claims[kept["metadata"]["uid"]].error == ""
-    assert contents(node.slices()) == contents(published)
+    assert contents(node.slices()) == contents(before)
     check_invariants(node, old)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
+from dra.cli.main import main
 from dra.sim.apiserver.server import SimApiServer
-from tests.process.harness import DRIVER, Node, wait_until
+from tests.process.harness import DRIVER, NODE, Node, wait_until
 from tests.unit.slices.mig_machines import Scheduler
 
 
@@ -88,10 +90,49 @@ def test_a_layout_changed_by_hand_makes_that_gpu_static_and_back(node):
     assert published(on, 8 * 26)
 
 
-def test_by_default_only_what_exists_is_published(node):
+@pytest.mark.parametrize(
+    ("arguments", "count"),
+    [((), 8 * 26), (("--mig-mode=static",), 8), (("--feature-gates=DynamicMIG=false",), 8)],
+)
+def test_partitions_are_offered_by_default_and_not_where_nobody_wants_them(node, arguments, count):
     on = node("1.36")
+    on.daemon(*arguments)
+    published(on, count)
+
+
+@pytest.mark.parametrize(("mode_on", "count"), [(False, 8), (True, 8 * 25)])
+def test_an_ampere_gpu_is_offered_as_its_mig_mode_says_for_that_is_not_switched_while_the_node_runs(
+    node, mode_on, count
+):
+    on = node("1.36", profile="dgx-a100")
+    if mode_on:
+        for slot in on.machine.profile.gpus:
+            on.machine.control.set_mig_mode(slot.minor, enabled=True)
     on.daemon()
-    published(on, 8)
+    found = published(on, count)
+    kinds = {d["attributes"]["type"]["string"] for each in found for d in each["spec"].get("devices") or ()}
+    assert kinds == {"mig" if mode_on else "gpu"}
+
+
+def test_inventory_shows_what_the_plugin_publishes_also_while_partitions_are_in_use(node, capsys):
+    on = node("1.37")
+    on.daemon()
+    kubelet = on.kubelet()
+    kubelet.wait_registered(DRIVER, timeout_seconds=60)
+    published(on, 8 * 26)
+    kubelet.run_pod(on.pod("p", on.claim("c", "gpu-3-mig-1g10gb-19-6")))
+    capsys.readouterr()
+    words = ["--simulate", "dgx-h100", "--host-root", str(on.root), "--node-name", NODE, "-o", "slices"]
+    assert main(["inventory", *words]) == 0
+    shown = [manifest["spec"] for manifest in yaml.safe_load_all(capsys.readouterr().out)]
+    assert shown == [each["spec"] for each in published(on, 8 * 26)]
+    # Without the marks the partition would look handmade, and its GPU be listed as it is.
+    (on.state_dir / "mig" / "gpu-3-mig-1g10gb-19-6.json").unlink()
+    main(["inventory", *words])
+    devices = [
+        d for spec in yaml.safe_load_all(capsys.readouterr().out) for d in spec["spec"].get("devices", ())
+    ]
+    assert len(devices) == 7 * 26 + 1
 
 
 def test_a_partition_made_for_a_pod_and_destroyed_after_it_changes_nothing_that_is_published(node):

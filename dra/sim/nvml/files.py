@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dra.sim.nvml.state import NodeState, StateStore
 from dra.sim.profiles import MachineProfile, machine_profile
-from dra.sim.tree import NodeFacts, NodeTree, install_driver, remove_driver, sync_tree
+from dra.sim.tree import NodeFacts, NodeTree, install_driver, remove_driver, sync_partitions, sync_tree
 
 SIM_FOLDER = "sim"
 
@@ -36,14 +36,24 @@ def facts_of(state: NodeState, machine: MachineProfile) -> NodeFacts:
     return NodeFacts(machine, slots, state.module_version, state.boot_id, mig, state.majors)
 
 
-def sync_files(root: Path) -> None:
-    """Make the files say what the state says now. Safe to call from several processes at once."""
+def sync_files(root: Path, *, only_partitions: bool = False) -> None:
+    """Make the files say what the state says now. Safe to call from several processes at once.
+
+    Args:
+        root: the node's `/`.
+        only_partitions: write only what tells of MIG partitions, all that a change of them changes: a hundredth of
+            the work, and nothing else blinks.
+    """
     store = StateStore(root / SIM_FOLDER)
     descriptor = os.open(store.folder / "files.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         state = store.read()
-        sync_tree(tree_of(root, state), facts_of(state, machine_of(state)), nodes=not state.fresh)
+        tree, facts = tree_of(root, state), facts_of(state, machine_of(state))
+        if only_partitions:
+            sync_partitions(tree, facts, nodes=not state.fresh)
+        else:
+            sync_tree(tree, facts, nodes=not state.fresh)
     finally:
         os.close(descriptor)
 

@@ -4,7 +4,7 @@
 not `mknod`, device nodes are stand-in files; `device_numbers` reads both.
 """
 
-from dra.sim.tree.build import NodeTree, build_tree, install_driver, remove_driver, sync_tree
+from dra.sim.tree.build import NodeTree, build_tree, install_driver, remove_driver, sync_partitions, sync_tree
 from dra.sim.tree.elf import shared_object
 from dra.sim.tree.facts import LAYOUTS, NodeFacts, default_majors, dev_root_of, driver_root_of
 from dra.sim.tree.golden import materialise_golden_tree
@@ -35,5 +35,6 @@ __all__ = [
     "materialise_golden_tree",
     "remove_driver",
     "shared_object",
+    "sync_partitions",
     "sync_tree",
 ]

@@ -16,7 +16,7 @@ from dra.sim.tree.driver_files import (
 )
 from dra.sim.tree.facts import LAYOUTS, NodeFacts, default_majors, dev_root_of, driver_root_of
 from dra.sim.tree.nodes import can_make_nodes, make_link, under
-from dra.sim.tree.proc import sync_proc
+from dra.sim.tree.proc import sync_capabilities, sync_proc
 from dra.sim.tree.sysfs import sync_sys
 
 
@@ -101,6 +101,14 @@ def sync_tree(tree: NodeTree, facts: NodeFacts, *, nodes: bool = True) -> None:
     """Make proc, sys and dev of an existing tree agree with the facts."""
     sync_proc(tree.root, facts)
     sync_sys(tree.root, facts)
+    if nodes:
+        sync_dev(tree.dev_dir, facts, real=tree.real_nodes)
+
+
+def sync_partitions(tree: NodeTree, facts: NodeFacts, *, nodes: bool = True) -> None:
+    """Make what tells of MIG partitions agree with the facts."""
+    if facts.loaded:
+        sync_capabilities(tree.root / "proc/driver/nvidia/capabilities", facts)
     if nodes:
         sync_dev(tree.dev_dir, facts, real=tree.real_nodes)
 

@@ -67,7 +67,7 @@ def sync_proc(root: Path, facts: NodeFacts) -> None:
     )
     write_text(proc / "driver/nvidia-caps/sys-minors", "fabric-imex-mgmt 2084\n", mode=0o444)
     _sync_gpus(nvidia / "gpus", facts)
-    _sync_capabilities(nvidia / "capabilities", facts)
+    sync_capabilities(nvidia / "capabilities", facts)
 
 
 def _sync_gpus(directory: Path, facts: NodeFacts) -> None:
@@ -79,7 +79,8 @@ def _sync_gpus(directory: Path, facts: NodeFacts) -> None:
         )
 
 
-def _sync_capabilities(directory: Path, facts: NodeFacts) -> None:
+def sync_capabilities(directory: Path, facts: NodeFacts) -> None:
+    """Make `/proc/driver/nvidia/capabilities` list the partitions of the facts."""
     wanted: dict[str, tuple[int, int]] = {
         "fabric-imex-mgmt": (2084, 0o400),
         "mig/config": (1, 0o400),
@@ -91,7 +92,8 @@ def _sync_capabilities(directory: Path, facts: NodeFacts) -> None:
         for compute in computes:
             wanted[f"{top}/ci{compute}/access"] = (compute_instance_minor(gpu, instance, compute), 0o444)
     for name, (minor, mode) in wanted.items():
-        write_text(directory / name, access_text(minor, mode), mode=0o444)
+        if not (directory / name).exists():
+            write_text(directory / name, access_text(minor, mode), mode=0o444)
     for slot in facts.gpus:
         if slot.model.mig_table is not None:
             (directory / f"gpu{slot.minor}/mig").mkdir(parents=True, exist_ok=True)

@@ -77,6 +77,35 @@ def test_slices_are_what_the_driver_would_publish(capsys):
         assert device["capacity"] == {"memory": {"value": "40Gi"}}
 
 
+@pytest.mark.parametrize(
+    ("words", "kinds"),
+    [
+        ((), {"gpu": 2, "mig": 50}),
+        (("--mig-mode", "static"), {"gpu": 2}),
+        (("--mig-mode", "none"), {"gpu": 2}),
+        # The gate for counters is off by default before 1.36.
+        (("--kubernetes-version", "1.35"), {"gpu": 2}),
+    ],
+)
+def test_slices_have_the_partitions_that_the_plugin_would_offer(capsys, words, kinds):
+    code, out, err = run(capsys, "inventory", "--simulate", "h100-nvl-x2", "-o", "slices", *words)
+    assert (code, err) == (0, "")
+    specs = [manifest["spec"] for manifest in yaml.safe_load_all(out)]
+    found = [d["attributes"]["type"]["string"] for spec in specs for d in spec.get("devices") or []]
+    assert {kind: found.count(kind) for kind in set(found)} == kinds
+
+
+def test_the_environment_of_the_plugin_says_which_partitions_are_shown(capsys, monkeypatch):
+    monkeypatch.setenv("MIG_MODE", "static")
+    _, out, _ = run(capsys, "inventory", "--simulate", "h100-nvl-x2", "-o", "slices")
+    (manifest,) = yaml.safe_load_all(out)
+    assert len(manifest["spec"]["devices"]) == 2
+    monkeypatch.setenv("MIG_MODE", "sometimes")
+    code, out, err = run(capsys, "inventory", "--simulate", "h100-nvl-x2", "-o", "slices")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: DRA-FLAG-VALUE: MIG_MODE cannot be 'sometimes'")
+
+
 def test_a_simulated_machine_leaves_nothing_behind(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     run(capsys, "inventory", "--simulate", "dgx-h100")

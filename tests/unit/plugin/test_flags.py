@@ -216,7 +216,7 @@ def test_a_value_outside_of_the_choices_is_refused_from_the_environment_too(name
 @pytest.mark.parametrize(
     ("arguments", "mode"),
     [
-        ([], "static"),
+        ([], "dynamic"),
         (["--feature-gates=DynamicMIG=true"], "dynamic"),
         (["--feature-gates=DynamicMIG=false"], "static"),
         (["--feature-gates=DynamicMIG=true", "--mig-mode=static"], "static"),

@@ -17,12 +17,12 @@ DRIVER = "gpu.nvidia.com"
 class Fleet(ControlCluster):
     """A control plane and in-process nodes, all running."""
 
-    def __init__(self, root: Path, *, version: str = "1.36") -> None:
+    def __init__(self, root: Path, *, version: str = "1.36", **options) -> None:
         super().__init__(version=version)
         self.root = root
         self.fleet = InProcessNodes(
             self.server, root, driver=DRIVER, version=version,
-            timings=Timings(prepare_retry=0.2, unprepare_retry=0.2),
+            timings=Timings(prepare_retry=0.2, unprepare_retry=0.2), **options,
         )  # fmt: skip
         self.fleet.start()
         self.server.collector.start()
@@ -149,7 +149,7 @@ def test_a_deleted_slice_comes_back(fleet):
 def test_200_nodes_with_1600_gpus_are_there_within_seconds_without_a_thread_each(tmp_path):
     import threading
 
-    made = Fleet(tmp_path)
+    made = Fleet(tmp_path, mig_mode="static")
     try:
         made.gpu_class()
         made.template()
@@ -165,6 +165,30 @@ def test_200_nodes_with_1600_gpus_are_there_within_seconds_without_a_thread_each
         assert threading.active_count() - threads < 40
     finally:
         made.close()
+
+
+def test_a_pod_gets_a_partition_that_is_made_for_it_and_gone_after_it(fleet):
+    node = fleet.add("one", "dgx-h100")
+    for kind in ("gpu", "mig"):
+        typed = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == '{kind}'"
+        fleet.gpu_class(f"{kind}.test", selectors=[{"cel": {"expression": typed}}])
+        fleet.template(kind, deviceClassName=f"{kind}.test")
+    for name in ("a", "b"):
+        fleet.pod(name, template="mig")
+    fleet.until(lambda: fleet.phases() == ["Running"] * 2, "the pods to run")
+    given = {device for name in ("a", "b") for device in devices_of(fleet.claim_of(name))}
+    assert given == {("one", "gpu-0-mig-1g10gb-19-5"), ("one", "gpu-0-mig-1g10gb-19-6")}
+    views = [node.pods.get(fleet.get_pod(name)["metadata"]["uid"]).views["main"] for name in ("a", "b")]
+    caps = [{path for path in view.device_nodes if "nvidia-cap" in path} for view in views]
+    assert [len(each) for each in caps] == [2, 2]
+    assert not caps[0] & caps[1]
+    for name in ("a", "b"):
+        fleet.call("DELETE", f"{PODS}/{name}")
+    fleet.until(lambda: not fleet.list("resourceclaims"), "the claims to go")
+    fleet.until(lambda: not list(node.cdi_root.iterdir()), "the CDI files to go")
+    fleet.pod("user", template="gpu")
+    fleet.until(lambda: fleet.phases() == ["Running"], "the pod with the whole GPU to run")
+    assert devices_of(fleet.claim_of("user")) == [("one", "gpu-0")]
 
 
 def test_an_older_server_gets_an_older_pool(tmp_path):
