@@ -57,6 +57,7 @@ _FLAGS = (
     _Flag("--kubelet-plugins-directory-path", ("KUBELET_PLUGINS_DIRECTORY_PATH",), "", "the kubelet's plugin directory (default /var/lib/kubelet/plugins)"),
     _Flag("--healthcheck-port", ("HEALTHCHECK_PORT",), "-1", "TCP port of the gRPC health service; negative: none", kind=int),
     _Flag("--additional-xids-to-ignore", ("ADDITIONAL_XIDS_TO_IGNORE",), "", "XIDs that do not make a device unhealthy"),
+    _Flag("--health-effects", ("HEALTH_EFFECTS",), "", "effects of health taints that differ: gpu-lost=NoExecute,thermal=None"),
     _Flag("--http-endpoint", ("HTTP_ENDPOINT",), "", "address of the metrics server"),
     _Flag("--metrics-path", ("METRICS_PATH",), "/metrics", "path of the metrics"),
     _Flag("--metrics-interval", ("METRICS_INTERVAL",), "1", "seconds that a reading of the GPUs is given again without asking them", kind=float),
@@ -122,6 +123,7 @@ def add_arguments(parser: argparse.ArgumentParser, environment: Mapping[str, str
 
 def settings_from(args: argparse.Namespace, environment: Mapping[str, str]) -> Any:
     """Give checked `PluginSettings`. Raises ConfigError."""
+    from dra.health.policy import parse_effects
     from dra.plugin.settings import (
         CONTAINER_DRIVER_ROOT,
         PluginSettings,
@@ -137,7 +139,6 @@ def settings_from(args: argparse.Namespace, environment: Mapping[str, str]) -> A
     gates = parse_gates(args.feature_gates)
     ignored = [name for name, _ in _NO_EFFECT if getattr(args, name.removeprefix("--").replace("-", "_"))]
     ignored += [f"--feature-gates {name}" for name in gates_without_effect(gates)]
-    ignored += _not_yet(args)
     driver_root = Path(args.container_driver_root) if args.container_driver_root else None
     if driver_root is None and not args.simulate and CONTAINER_DRIVER_ROOT.is_dir():
         driver_root = CONTAINER_DRIVER_ROOT
@@ -168,6 +169,7 @@ def settings_from(args: argparse.Namespace, environment: Mapping[str, str]) -> A
         metrics_path=args.metrics_path,
         metrics_interval_seconds=args.metrics_interval,
         ignored_xids=parse_xids(args.additional_xids_to_ignore),
+        health_effects=parse_effects(args.health_effects),
         gates=gates,
         ignored=tuple(ignored),
         simulate=args.simulate,
@@ -175,14 +177,6 @@ def settings_from(args: argparse.Namespace, environment: Mapping[str, str]) -> A
     )
     check_settings(settings)
     return settings
-
-
-def _not_yet(args: argparse.Namespace) -> list[str]:
-    """Give the flags that ask for what this version does not do."""
-    asked = {
-        "--additional-xids-to-ignore": bool(args.additional_xids_to_ignore),
-    }
-    return [name for name, wanted in asked.items() if wanted]
 
 
 def _path(text: str) -> Path | None:

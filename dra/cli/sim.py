@@ -81,7 +81,7 @@ def _add_fault(verbs: Any) -> None:
         "fault",
         help="switch faults on and off",
         description="Without arguments: the faults that are on. A target is a node, or `api` for the API server.",
-        epilog="Of a node: nvml, gpu-lost, gpu-removed, xid, driver-unload, library-missing, plugin-stop, plugin-kill, "
+        epilog="Of a node: nvml, gpu-lost, gpu-removed, gpu-reset, gpu-set, xid, ecc, driver-unload, library-missing, plugin-stop, plugin-kill, "
         "kubelet-restart. Of `api`: delay, conflict (409), throttle (429), gone (410), error, freeze, drop, down.",
     )
     _add_root(fault)
@@ -90,6 +90,10 @@ def _add_fault(verbs: Any) -> None:
     fault.add_argument("--clear", action="store_true", help="take back the faults of the target, or all")
     fault.add_argument("--gpu", type=int, help="a GPU's minor number, as in gpu-3")
     fault.add_argument("--xid", type=int, help="the number of the XID")
+    fault.add_argument("--mig", metavar="UUID", help="the MIG device that reports the XID")
+    fault.add_argument(
+        "--set", action="append", metavar="NAME=NUMBER", help="what NVML reports about the GPU"
+    )
     fault.add_argument("--function", help="an NVML function, or a shell pattern")
     fault.add_argument("--error", help="an NVML error, for example GPU_IS_LOST")
     fault.add_argument("--seconds", type=float, help="how late calls or answers come")
@@ -215,6 +219,8 @@ def _fault(args: argparse.Namespace) -> int:
         names = (
             "gpu",
             "xid",
+            "mig",
+            "set",
             "function",
             "error",
             "seconds",

@@ -29,26 +29,32 @@ def plan_conditions(
     pool: str,
     devices: Iterable[str],
     unhealthy: Mapping[str, str] | None = None,
+    unknown: Mapping[str, str] | None = None,
 ) -> tuple[DeviceCondition, ...]:
     """Give the condition of each published device, in order of names.
 
     A GPU that the scan could not fully read is unhealthy with the scan's reason, and so are its partitions; one
     that is published and no longer found is too. `unhealthy` are messages by device name from whoever watches the
-    GPUs; that of a GPU (`gpu-3`) holds for its partitions, and all of them say more than the scan's code.
+    GPUs; that of a GPU (`gpu-3`) holds for its partitions, and all of them say more than the scan's code. `unknown`
+    are the same for devices that nobody watches.
     """
     reasons = {gpu.minor: gpu.unusable for gpu in inventory.gpus}
-    return tuple(_condition(pool, name, reasons, unhealthy or {}) for name in sorted(devices))
+    messages = (unhealthy or {}, unknown or {})
+    return tuple(_condition(pool, name, reasons, messages) for name in sorted(devices))
 
 
 def _condition(
-    pool: str, device: str, reasons: Mapping[int, str], unhealthy: Mapping[str, str]
+    pool: str, device: str, reasons: Mapping[int, str], messages: tuple[Mapping[str, str], Mapping[str, str]]
 ) -> DeviceCondition:
     parsed = parse_device_name(device)
     if not isinstance(parsed, GpuName | MigName):
         return DeviceCondition(pool, device, "Unknown", "the device has no name of this driver")
     reason = reasons.get(parsed.minor, f"GPU {parsed.minor} is not found on the node")
-    reason = unhealthy.get(device) or unhealthy.get(str(GpuName(parsed.minor))) or reason
-    return DeviceCondition(pool, device, "Unhealthy" if reason else "Healthy", reason)
+    names = (device, str(GpuName(parsed.minor)))
+    unhealthy, unknown = (next((each[name] for name in names if name in each), "") for each in messages)
+    if unhealthy or reason:
+        return DeviceCondition(pool, device, "Unhealthy", unhealthy or reason)
+    return DeviceCondition(pool, device, "Unknown" if unknown else "Healthy", unknown)
 
 
 class HealthFeed:

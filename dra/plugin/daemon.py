@@ -35,6 +35,7 @@ from dra.kube.events import EventRecorder
 from dra.nvml.session import HoldPolicy, NvmlSession
 from dra.plugin.counters import server_keeps_counters
 from dra.plugin.endpoint import STOP_GRACE_SECONDS, Endpoint
+from dra.plugin.health_part import HealthPart
 from dra.plugin.machine import Machine
 from dra.plugin.metrics import CallMetrics, metrics_of
 from dra.plugin.mig_port import MigPort
@@ -43,7 +44,7 @@ from dra.plugin.pool_source import PoolSource
 from dra.plugin.ports import ClaimEvents, ClaimPort, GpuUsers, NodeEvents
 from dra.plugin.probe import Probe
 from dra.plugin.readiness import Readiness
-from dra.plugin.settings import PluginSettings, describe_ignored
+from dra.plugin.settings import PluginSettings, describe_ignored, watches_health
 from dra.plugin.signals import HURRY_SIGNALS, STOP_SIGNALS, SignalQueue
 from dra.plugin.sockets import plan_sockets
 from dra.prepare.engine import Engine, EnginePorts, EngineSettings
@@ -116,6 +117,7 @@ class Daemon:
             on_dropped=lambda dropped: self.pool.server_dropped(dropped.gates),
         )
         self.pool.publish_to(self.publisher.set_desired)
+        self.health = self._health_part() if watches_health(settings.gates) else None
         self.endpoint = Endpoint(
             settings.driver_name,
             sockets=plan_sockets(
@@ -147,6 +149,24 @@ class Daemon:
             lambda: scanner.scan(profiles=True),
             lambda: owned_by(self.engine.store, self.engine.settings.boot_id, self.engine.marks),
         )
+
+    def _health_part(self) -> HealthPart:
+        return HealthPart(
+            self.settings,
+            self.machine,
+            self.session,
+            boot_id=self.engine.settings.boot_id,
+            pool=self.pool,
+            inventory=lambda: self.inventory.current,
+            rescan=self.inventory.rescan,
+            held=self._devices_in_use,
+            records=self.engine.store.records,
+            events=self.events,
+        )
+
+    def _stop_health(self) -> None:
+        if self.health is not None:
+            self.health.monitor.stop(timeout_seconds=1.5)
 
     def _keeps_counters(self, version: tuple[int, int]) -> bool | None:
         return server_keeps_counters(
@@ -230,6 +250,10 @@ class Daemon:
         self.readiness.set("registered", "the kubelet has not registered the driver yet")
         self.readiness.ask("sockets", lambda: "" if self.endpoint.present else "a socket is not in place")
         self.readiness.ask("pool", self._pool_missing)
+        if self.health is not None:
+            # Before the pool: what was held against a device is known when it is published first.
+            self.inventory.subscribe(self.health.monitor.inventory_changed)
+            self.health.monitor.start()
         self.inventory.subscribe(self.pool.inventory_changed)
         self.inventory.start()
         self.engine.open()
@@ -255,6 +279,7 @@ class Daemon:
             ("janitor", self.janitor.stop),
             ("probe", self.probe.stop),
             ("metrics", self.metrics.stop),
+            ("health", self._stop_health),
             ("inventory", lambda: self.inventory.stop(timeout_seconds=1.0)),
             ("events", lambda: self.events.stop(timeout_seconds=0.5)),
             ("nvml", self.session.close),
@@ -349,6 +374,8 @@ class Daemon:
             if self.session.state.released:
                 self.session.resume()
                 self.inventory.rescan("NVML was taken up again")
+                if self.health is not None:
+                    self.health.monitor.resume()
                 log.info("nvml_resumed")
             else:
                 log.info("nvml_released", complete=self.session.release("SIGUSR1"))

@@ -57,7 +57,8 @@ class PoolSource:
         self._problems: tuple[object, ...] = ()
         # By source; the order in which sources first spoke decides between equal keys.
         self._taints: dict[str, dict[str, tuple[Taint, ...]]] = {}
-        self._unhealthy: dict[str, dict[str, str]] = {}
+        # By source: what is unhealthy, what is unknown.
+        self._messages: dict[str, tuple[dict[str, str], dict[str, str]]] = {}
         self._publish: Callable[[PoolContent], None] = lambda _pool: None
 
     def publish_to(self, publish: Callable[[PoolContent], None]) -> None:
@@ -83,6 +84,7 @@ class PoolSource:
         taints: Mapping[str, tuple[Taint, ...]],
         *,
         unhealthy: Mapping[str, str] | None = None,
+        unknown: Mapping[str, str] | None = None,
     ) -> None:
         """Replace all taints that one source (`health`, `policy`) has set; published at once if anything differs.
 
@@ -92,13 +94,14 @@ class PoolSource:
             taints: by device name; those of a GPU (`gpu-3`) hold for its partitions too. A device that is not
                 published (yet) is no error. A taint without `time_added` keeps the time that the API has for it.
             unhealthy: by device name, what the health stream says of it, with or without a taint.
+            unknown: the same for devices that nobody watches.
         """
         wanted = {device: tuple(each) for device, each in sorted(taints.items()) if each}
-        messages = dict(unhealthy or {})
+        messages = (dict(unhealthy or {}), dict(unknown or {}))
         with self._lock:
-            if wanted == self._taints.get(source, {}) and messages == self._unhealthy.get(source, {}):
+            if wanted == self._taints.get(source, {}) and messages == self._messages.get(source, ({}, {})):
                 return
-            self._taints[source], self._unhealthy[source] = wanted, messages
+            self._taints[source], self._messages[source] = wanted, messages
             self._build()
 
     def settings_changed(self, settings: NodeSettings) -> None:
@@ -152,9 +155,14 @@ class PoolSource:
             mps=self._mps,
         )
         names = [str(device["name"]) for device in pool.devices]
-        messages = {name: text for each in self._unhealthy.values() for name, text in each.items()}
+        unhealthy, unknown = (
+            {name: text for each in self._messages.values() for name, text in each[kind].items()}
+            for kind in (0, 1)
+        )
         self._feed.publish(
-            plan_conditions(self._inventory, pool=pool.pool_name, devices=names, unhealthy=messages)
+            plan_conditions(
+                self._inventory, pool=pool.pool_name, devices=names, unhealthy=unhealthy, unknown=unknown
+            )
         )
         for problem in pool.problems:
             if problem not in self._problems:

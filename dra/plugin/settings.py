@@ -9,6 +9,7 @@ from typing import cast
 
 from dra.api.gpu_settings import NO_SETTINGS, NodeSettings, parse_sharing
 from dra.errors import ConfigError
+from dra.health.policy import Effect
 from dra.slices.partitions import MigMode
 from dra.values import is_dns_label, is_dns_subdomain
 
@@ -67,6 +68,7 @@ class PluginSettings:
         plugins_dir, registry_dir, cdi_root: None: the usual places.
         gpus: what the flags say of single GPUs: how they are shared.
         healthcheck_port: TCP port of the probe; negative: none.
+        health_effects: by key of a health taint, the effect that replaces the usual one.
         gates: NVIDIA's feature gates that were set.
         ignored: flags that were given and have no effect, for a warning.
         crash_at: name of a journal step at which a simulated daemon kills itself, and the how-manieth time.
@@ -98,6 +100,7 @@ class PluginSettings:
     metrics_path: str = "/metrics"
     metrics_interval_seconds: float = 1.0
     ignored_xids: tuple[int, ...] = ()
+    health_effects: Mapping[str, Effect] = field(default_factory=dict)
     gates: Mapping[str, bool] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     simulate: str = ""
@@ -201,6 +204,11 @@ def gpu_settings_of(sharing: str, gates: Mapping[str, bool]) -> NodeSettings:
     """
     asked = parse_sharing(sharing)
     return asked if gates.get("ConsumableShares", True) else NO_SETTINGS
+
+
+def watches_health(gates: Mapping[str, bool]) -> bool:
+    """Whether GPUs are watched: always, unless NVIDIA's gate turns it off."""
+    return gates.get("NVMLDeviceHealthCheck", True)
 
 
 def parse_gates(text: str) -> dict[str, bool]:

@@ -55,8 +55,37 @@ def _gpu_removed(node: ClusterNode, options: Options) -> str:
 
 
 def _xid(node: ClusterNode, options: Options) -> str:
-    node.machine.control.push_xid(options["gpu"], int(options["xid"]))
-    return f"GPU {options['gpu']} reported XID {options['xid']}"
+    control, gpu, xid = node.machine.control, options["gpu"], int(options["xid"])
+    times = int(options.get("times") or 1)
+    mig = options.get("mig")
+    if mig is None:
+        control.push_xid(gpu, xid, times=times)
+        return f"GPU {gpu} reported XID {xid}"
+    gi, ci = control.mig_instances(gpu, str(mig))
+    control.push_xid(gpu, xid, gi=gi, ci=ci, times=times)
+    return f"MIG device {mig} of GPU {gpu} reported XID {xid}"
+
+
+def _ecc(node: ClusterNode, options: Options) -> str:
+    count = int(options.get("times") or 1)
+    node.machine.control.add_ecc_errors(options["gpu"], count)
+    return f"GPU {options['gpu']} has {count} more memory errors that cannot be corrected"
+
+
+def _gpu_set(node: ClusterNode, options: Options) -> str:
+    values: dict[str, Any] = {}
+    for entry in options["set"]:
+        name, equals, value = str(entry).partition("=")
+        if not equals or not value.isascii() or not value.isdigit():
+            raise ValueError(f"{entry!r} is not NAME=NUMBER")
+        values[name] = int(value)
+    node.machine.control.set_gpu(options["gpu"], **values)
+    return f"GPU {options['gpu']}: {', '.join(options['set'])}"
+
+
+def _gpu_reset(node: ClusterNode, options: Options) -> str:
+    node.machine.control.recover_gpu(options["gpu"])
+    return f"GPU {options['gpu']} was reset"
 
 
 def _driver_unload(node: ClusterNode, options: Options) -> str:
@@ -96,7 +125,10 @@ NODE_FAULTS: dict[str, NodeFault] = {
     "nvml": NodeFault("NVML calls fail, are slow or hang (--function, --error, --seconds, --hang, --gpu, --times)", _nvml),
     "gpu-lost": NodeFault("a GPU falls off the bus (--gpu, --xid)", _gpu_lost, ("gpu",)),
     "gpu-removed": NodeFault("a GPU is taken out (--gpu)", _gpu_removed, ("gpu",)),
-    "xid": NodeFault("a GPU reports an XID, once (--gpu, --xid)", _xid, ("gpu", "xid")),
+    "xid": NodeFault("a GPU or a MIG device reports an XID, once (--gpu, --xid, --mig UUID, --times)", _xid, ("gpu", "xid")),
+    "ecc": NodeFault("memory errors that cannot be corrected (--gpu, --times)", _ecc, ("gpu",)),
+    "gpu-set": NodeFault("what NVML reports about a GPU (--gpu, --set temperature=95)", _gpu_set, ("gpu", "set")),
+    "gpu-reset": NodeFault("a GPU is reset, once (--gpu)", _gpu_reset, ("gpu",)),
     "driver-unload": NodeFault("the NVIDIA kernel driver is unloaded (--force: although in use)", _driver_unload),
     "library-missing": NodeFault("the NVIDIA driver's libraries are gone", _library_missing),
     "plugin-stop": NodeFault("the DRA driver's process ends", _plugin_stop),
@@ -189,7 +221,7 @@ class Switchboard:
         if not state.module_version:
             control.load_driver()
         for gpu in state.gpus:
-            if gpu.lost:
+            if gpu.lost or gpu.recovery_action:
                 control.recover_gpu(gpu.uuid)
             if not gpu.present:
                 control.add_gpu(gpu.uuid)
@@ -240,6 +272,10 @@ def _node_faults(node: ClusterNode) -> list[tuple[str, str]]:
             found.append(("gpu-lost", f"gpu {minors.get(gpu.uuid)}"))
         if not gpu.present:
             found.append(("gpu-removed", f"gpu {minors.get(gpu.uuid)}"))
+        if gpu.recovery_action:
+            found.append(
+                ("xid", f"gpu {minors.get(gpu.uuid)} asks for recovery action {gpu.recovery_action}")
+            )
     for fault in state.faults:
         where = f"gpu {minors.get(fault.gpu)} " if fault.gpu else ""
         does = [

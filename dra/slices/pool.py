@@ -236,7 +236,10 @@ def _taint(
 ) -> dict[str, Any] | None:
     """Put the taints on, of earlier groups first; None if the server cannot hold them and one of them keeps away."""
     name = str(device["name"])
-    kept, dropped = merge_taints(*groups, taint_of_unusable(gpu))
+    said = {taint.key for group in groups for taint in group}
+    # Whoever watches the GPUs says more of a lost one than the scan, and which effect it has.
+    unusable = [taint for taint in taint_of_unusable(gpu) if taint.key not in said]
+    kept, dropped = merge_taints(*groups, unusable)
     if not features.taint_effect_none:
         kept = tuple(taint for taint in kept if taint.effect != "None")
     if dropped:

@@ -6,8 +6,9 @@ hangs, and needs no connection to it.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,11 +25,15 @@ from dra.sim.nvml.files import (
 from dra.sim.nvml.functions.mig_changes import add_compute_instance, add_gpu_instance
 from dra.sim.nvml.library import mig_uuid
 from dra.sim.nvml.mig_tables import MigTable, mig_table
-from dra.sim.nvml.state import NOT_MIG, Fault, GpuState, NodeState, Process, StateStore, reboot
+from dra.sim.nvml.state import NOT_MIG, Fault, GpuState, NodeState, Process, StateStore, reboot, reset
 from dra.sim.profiles import GpuSlot
 from dra.sim.tree import default_majors
+from dra.sim.tree.dev import KERNEL_LOG
 
 T = TypeVar("T")
+
+# NVML_GPU_RECOVERY_ACTION_* after an XID, as NVIDIA's catalogue of XIDs has it; none after the others.
+ACTIONS = {48: 1, 62: 1, 64: 1, 74: 1, 79: 2, 95: 1, 119: 1, 120: 1, 140: 1, 143: 1}
 
 
 class DriverInUseError(RuntimeError):
@@ -121,18 +126,13 @@ class SimControl:
 
     def lose_gpu(self, gpu: int | str, *, xid: int | None = 79) -> None:
         """Let a GPU fall off the bus: calls answer GPU_IS_LOST, its files stay; an XID tells why."""
-
-        def change(state: NodeState) -> None:
-            found = self._gpu(state, gpu)
-            found.lost = True
-            if xid is not None:
-                state.push(found.uuid, pynvml.nvmlEventTypeXidCriticalError, xid)
-
-        self._store.update(change)
+        self.set_gpu(gpu, lost=True)
+        if xid is not None:
+            self.push_xid(gpu, xid)
 
     def recover_gpu(self, gpu: int | str) -> None:
-        """Bring a lost GPU back, as a reset does."""
-        self.set_gpu(gpu, lost=False, recovery_action=0)
+        """Reset a GPU: a lost one is back, what waits for a reset is done; see `dra.sim.nvml.state.reset`."""
+        self._change(lambda state: reset(self._gpu(state, gpu)))
 
     def remove_gpu(self, gpu: int | str) -> None:
         """Take a GPU out of the machine: its files go, NVML sees it gone at the next initialisation."""
@@ -142,9 +142,65 @@ class SimControl:
         """Put a GPU back in; NVML sees it at the next initialisation."""
         self._change(lambda state: setattr(self._gpu(state, gpu), "present", True))
 
-    def push_xid(self, gpu: int | str, xid: int, *, gi: int = NOT_MIG, ci: int = NOT_MIG) -> None:
-        """Let a GPU report an XID, for a MIG device with its ids."""
-        self.push_event(gpu, pynvml.nvmlEventTypeXidCriticalError, xid, gi=gi, ci=ci)
+    def push_xid(
+        self,
+        gpu: int | str,
+        xid: int,
+        *,
+        gi: int = NOT_MIG,
+        ci: int = NOT_MIG,
+        action: int | None = None,
+        times: int = 1,
+        sources: Collection[str] = ("nvml", "kernel log"),
+    ) -> None:
+        """Let a GPU report an XID, for a MIG device with its ids.
+
+        Args:
+            gpu: which GPU.
+            xid: the XID.
+            gi: the MIG device's GPU instance.
+            ci: its compute instance.
+            action: the recovery action that NVML gives afterwards; None: the one that usually goes with this XID.
+            times: so often at once.
+            sources: who tells it: NVML's events, the kernel log.
+        """
+        wanted = ACTIONS.get(xid, 0) if action is None else action
+
+        def change(state: NodeState) -> str:
+            found = self._gpu(state, gpu)
+            found.recovery_action = max(found.recovery_action, wanted) if action is None else wanted
+            for _ in range(times if "nvml" in sources else 0):
+                state.push(found.uuid, pynvml.nvmlEventTypeXidCriticalError, xid, gi=gi, ci=ci)
+            return found.uuid
+
+        uuid_text = self._store.update(change)
+        if "kernel log" in sources:
+            self._print_xid(uuid_text, xid, gi, ci, times)
+
+    def _print_xid(self, uuid_text: str, xid: int, gi: int, ci: int, times: int) -> None:
+        """Write to the kernel log what the kernel module would. Source: NVRM's line for an XID."""
+        address = next(slot.pci_address for slot in machine_of(self.state).gpus if slot.uuid == uuid_text)
+        where = f"PCI:{str(address).rpartition('.')[0]}"
+        where += "" if gi == NOT_MIG else f" GPU-I:{gi:02d}"
+        where += "" if ci == NOT_MIG else f" GPU-CI:{ci:02d}"
+        microseconds = time.monotonic_ns() // 1000
+        line = f"4,{microseconds % 1_000_000},{microseconds},-;NVRM: Xid ({where}): {xid}, pid='<unknown>', simulated\n"
+        with (self.root / KERNEL_LOG).open("a", encoding="ascii") as log:
+            log.write(line * times)
+
+    def add_ecc_errors(self, gpu: int | str, count: int = 1) -> None:
+        """Let memory errors happen that cannot be corrected: counted, told, with a row to remap at the next reset."""
+
+        def change(state: NodeState) -> None:
+            found = self._gpu(state, gpu)
+            found.ecc_uncorrected += count
+            found.remap_pending = 1
+            found.recovery_action = max(
+                found.recovery_action, pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET
+            )
+            state.push(found.uuid, pynvml.nvmlEventTypeDoubleBitEccError, count)
+
+        self._store.update(change)
 
     def push_event(
         self, gpu: int | str, kind: int, data: int, *, gi: int = NOT_MIG, ci: int = NOT_MIG
@@ -238,6 +294,19 @@ class SimControl:
             raise ValueError(f"no MIG device {wanted}")
 
         self._store.update(change)
+
+    def mig_instances(self, gpu: int | str, wanted: str) -> tuple[int, int]:
+        """Give GPU instance and compute instance of the MIG device with this UUID.
+
+        Raises:
+            ValueError: there is none.
+        """
+        found = self._gpu(self.state, gpu)
+        for instance in found.instances:
+            for part in instance.computes:
+                if mig_uuid(found.uuid, instance.gi, part.ci) == wanted:
+                    return instance.gi, part.ci
+        raise ValueError(f"no MIG device {wanted} on GPU {gpu}")
 
     def destroy_mig(self, wanted: str) -> None:
         """Take the MIG device with this UUID away by hand.

@@ -224,6 +224,24 @@ def first_state(
     )
 
 
+def reset(gpu: GpuState) -> None:
+    """Clear what a reset of one GPU clears. Its MIG devices go, its MIG mode stays."""
+    gpu.lost = False
+    gpu.instances.clear()
+    gpu.processes.clear()
+    _clear_errors(gpu)
+
+
+def _clear_errors(gpu: GpuState) -> None:
+    gpu.ecc_corrected_total += gpu.ecc_corrected
+    gpu.ecc_uncorrected_total += gpu.ecc_uncorrected
+    gpu.ecc_corrected = gpu.ecc_uncorrected = 0
+    gpu.remapped_uncorrected += gpu.remap_pending
+    gpu.remap_pending = gpu.retired_pending = 0
+    gpu.recovery_action = gpu.pcie_replays = gpu.energy_mj = 0
+    gpu.nvlinks_down.clear()
+
+
 def reboot(state: NodeState, profile: MachineProfile, *, boot_id: str = "") -> None:
     """Clear what a reboot clears.
 
@@ -245,12 +263,9 @@ def reboot(state: NodeState, profile: MachineProfile, *, boot_id: str = "") -> N
         gpu.mig_current = 0 if models[gpu.uuid].architecture >= HOPPER else gpu.mig_pending
         gpu.mig_pending = gpu.mig_current
         gpu.persistence = True
-        gpu.compute_mode = gpu.timeslice = gpu.energy_mj = 0
+        gpu.compute_mode = gpu.timeslice = 0
         gpu.ecc_current = gpu.ecc_pending
-        gpu.ecc_corrected = gpu.ecc_uncorrected = 0
-        gpu.remap_pending = gpu.retired_pending = 0
-        gpu.recovery_action = gpu.pcie_replays = 0
-        gpu.nvlinks_down.clear()
+        _clear_errors(gpu)
 
 
 class StateStore:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dra.sim.profiles import MachineProfile
-from dra.sim.tree.dev import sync_dev
+from dra.sim.tree.dev import KERNEL_LOG, sync_dev
 from dra.sim.tree.driver_files import (
     installation,
     remove_driver_files,
@@ -101,6 +101,8 @@ def sync_tree(tree: NodeTree, facts: NodeFacts, *, nodes: bool = True) -> None:
     """Make proc, sys and dev of an existing tree agree with the facts."""
     sync_proc(tree.root, facts)
     sync_sys(tree.root, facts)
+    (tree.root / KERNEL_LOG).parent.mkdir(parents=True, exist_ok=True)
+    (tree.root / KERNEL_LOG).touch()
     if nodes:
         sync_dev(tree.dev_dir, facts, real=tree.real_nodes)
 

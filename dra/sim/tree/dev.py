@@ -11,6 +11,9 @@ from dra.sim.tree.proc import compute_instance_minor, gpu_instance_minor
 
 _OURS = re.compile(r"nvidia(\d+|ctl|-modeset|-uvm|-uvm-tools|-nvswitch\d+|-nvswitchctl)", re.ASCII)
 
+# Stands for the kernel's log: a plain file with records as /dev/kmsg gives them.
+KERNEL_LOG = "dev/kmsg"
+
 _VIDEO_GID, _RENDER_GID = 44, 109
 
 Node = tuple[int, int, int, int]  # major, minor, mode, gid

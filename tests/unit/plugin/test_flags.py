@@ -46,7 +46,7 @@ def test_every_flag_of_nvidias_plugin_parses_and_those_without_effect_are_listed
     assert settings.gates == {"TimeSlicingSettings": True, "DynamicMIG": False}
     assert set(settings.ignored) == {
         "--image-name", "--image-pull-secrets", "--image-pull-policy", "--service-account-name",
-        "--log-flush-frequency", "--vmodule", "--additional-xids-to-ignore",
+        "--log-flush-frequency", "--vmodule",
     }  # fmt: skip
 
 

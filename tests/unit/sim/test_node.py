@@ -69,7 +69,7 @@ def test_a_reboot_clears_what_a_reboot_clears(node):
     assert (state[1].instances, state[1].mig_current) == ([], 0)  # Hopper forgets the mode too
     assert not state[2].lost
     assert not state[3].processes
-    assert (state[4].ecc_corrected, state[4].ecc_corrected_total) == (0, 9)
+    assert (state[4].ecc_corrected, state[4].ecc_corrected_total) == (0, 11)
     assert not state[7].present
     assert not (made.root / "proc/driver/nvidia/capabilities/gpu1/mig/gi7").exists()
 

@@ -1,0 +1,534 @@
+"""The health monitor: brings events, checks and the book together, on a thread of its own.
+
+    NVML's events, kernel log -> hearing -> book <- checks <- NVML
+                                             book -> verdict -> taints, health stream, Events; health.json
+
+Nothing slow happens on the thread: a check runs beside it and reports when it is done, so that a GPU that hangs does
+not delay the news of another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from dra.errors import DraError, HostError
+from dra.health.book import HealthBook
+from dra.health.hearing import Hearing
+from dra.health.model import Change, Condition, Reading, Scope, XidEvent
+from dra.health.outcome import Verdict, plan_verdict
+from dra.health.policy import LOST, HealthPolicy
+from dra.health.state_file import HealthState, load_state, save_state
+from dra.host.kernel_log import KernelLog, KernelXid, seconds_since_boot
+from dra.inventory.diff import InventoryDiff
+from dra.inventory.model import NODE, Gpu, Inventory
+from dra.nvml.event_watch import EventWatch, WatchedGpu, WatchState
+from dra.nvml.health import read_health
+from dra.nvml.health_facts import NvmlEvent
+from dra.nvml.session import NvmlSession
+from dra.telemetry.log import error_fields, get_logger
+from dra.telemetry.threads import start_thread
+
+log = get_logger()
+
+# Between two checks of all GPUs while all are well, and while one is not.
+CHECK_SECONDS = 10.0
+FAST_SECONDS = 2.0
+# A GPU that does not answer a check in this time hangs; with the interval it is known within 30 s.
+CHECK_DEADLINE_SECONDS = 15.0
+# How long an XID waits for what its GPU says about it.
+JUDGE_SECONDS = 1.0
+# XIDs are judged at most this often: a storm is a few batches.
+GAP_SECONDS = 0.25
+# How often a GPU that is lost or gone is looked for.
+RESCAN_SECONDS = 3.0
+# For so long nobody may listen before that is said: a driver is being replaced.
+UNHEARD_SECONDS = 30.0
+# Checks that may be under way at once; each may hang in the driver.
+_MOST_CHECKS = 4
+_GONE = "DRA-GPU-GONE"
+_NOT_LOADED = "DRA-NVML-DRIVER-NOT-LOADED"
+
+
+@dataclass(frozen=True, slots=True)
+class HealthSnapshot:
+    """What `doctor` and the metrics show. `xids` counts by (GPU UUID, XID) since the start."""
+
+    conditions: tuple[Condition, ...]
+    xids: dict[tuple[str, int], int]
+    watch: WatchState
+    kernel_log: str
+
+
+@dataclass(frozen=True, slots=True)
+class HealthPorts:
+    """What the monitor sees of the rest of the driver; all of it answers at once.
+
+    Args:
+        inventory: what the node has.
+        held: names of the devices that claims hold.
+        rescan: have the hardware looked at again.
+        told: hears the verdict and what changed since the last one, on the monitor's thread.
+    """
+
+    inventory: Callable[[], Inventory]
+    held: Callable[[], Collection[str]]
+    rescan: Callable[[str], None]
+    told: Callable[[Verdict, tuple[Change, ...]], None]
+
+
+class HealthMonitor:
+    """See the module's text.
+
+    Args:
+        session: NVML.
+        ports: the rest of the driver.
+        policy: what the administrator set.
+        state_path: `health.json`.
+        kernel_log_path: `/dev/kmsg` of the node.
+        boot_id: which boot of the machine this is.
+    """
+
+    def __init__(
+        self,
+        session: NvmlSession,
+        ports: HealthPorts,
+        *,
+        policy: HealthPolicy,
+        state_path: Path,
+        kernel_log_path: Path,
+        boot_id: str,
+        check_seconds: float = CHECK_SECONDS,
+        fast_seconds: float = FAST_SECONDS,
+        deadline_seconds: float = CHECK_DEADLINE_SECONDS,
+        unheard_seconds: float = UNHEARD_SECONDS,
+        rescan_seconds: float = RESCAN_SECONDS,
+    ) -> None:
+        self._session, self._ports, self._policy = session, ports, policy
+        self._state_path, self._kernel_log_path, self._boot_id = state_path, kernel_log_path, boot_id
+        self._check_seconds, self._fast_seconds = check_seconds, fast_seconds
+        self._deadline_seconds = deadline_seconds
+        self._unheard_seconds, self._rescan_seconds = unheard_seconds, rescan_seconds
+        self._book = HealthBook(policy, wall=time.time, clock=time.monotonic)
+        self._watch = EventWatch(
+            session, gpus=self._watched, told=self._nvml_told, changed=self._watch_changed
+        )
+        self._log: KernelLog | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        # Guards what other threads leave here.
+        self._news = threading.Condition()
+        self._hearing = Hearing()
+        self._readings: list[tuple[str, Reading, float]] = []
+        self._look = True
+        self._inventory_is_new = True
+        self._running: set[str] = set()
+        self._checks = 0
+        # One verdict at a time; taken before `_news`.
+        self._telling = threading.Lock()
+        self._said: Verdict | None = None
+        # Below: the thread's own.
+        self._waiting: list[tuple[XidEvent, int, float]] = []
+        self._next_check = 0.0
+        self._next_batch = 0.0
+        self._next_rescan = 0.0
+        self._unheard_since: float | None = None
+        self._epoch = 0
+        self._saved: tuple[Condition, ...] = ()
+        self._save_failed = ""
+
+    # -- for the owner -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Read what an earlier process left, say it, and start watching. Raises HostError."""
+        state = load_state(self._state_path)
+        same_boot = state.boot_id == self._boot_id
+        self._book.restore(state.conditions, same_boot=same_boot)
+        self._saved = self._book.conditions
+        self._log = KernelLog(
+            self._kernel_log_path,
+            self._kernel_told,
+            after=_heard_until(state, same_boot=same_boot),
+            changed=self._wake,
+        )
+        if self._saved:
+            log.info("health_restored", conditions=len(self._saved), same_boot=same_boot)
+        thread = threading.Thread(target=self._run, name="health", daemon=True)
+        start_thread(thread)
+        self._thread = thread
+        self._log.start()
+        self._watch.start()
+
+    def stop(self, *, timeout_seconds: float = 2.0) -> None:
+        """Stop watching; what is held against the GPUs stays written down."""
+        with self._news:
+            self._stopping = True
+            self._news.notify_all()
+        self._watch.stop(timeout_seconds=timeout_seconds)
+        if self._log is not None:
+            self._log.stop(timeout_seconds=timeout_seconds)
+        if self._thread is not None:
+            self._thread.join(timeout_seconds)
+
+    def inventory_changed(self, inventory: Inventory, _difference: InventoryDiff) -> None:
+        """Take that the inventory is another one (a subscriber of the live inventory).
+
+        What is held against its devices is told before this returns: a pool that is built from the inventory
+        afterwards is never published without its taints.
+        """
+        self._tell(inventory, ())
+        with self._news:
+            self._inventory_is_new = True
+            self._look = True
+            self._news.notify_all()
+
+    def resume(self) -> None:
+        """Watch again at once: NVML may be used again."""
+        self._watch.wake()
+        self._check_soon()
+
+    def snapshot(self) -> HealthSnapshot:
+        """Give what is known now. From any thread."""
+        with self._news:
+            return HealthSnapshot(
+                self._book.conditions,
+                dict(self._book.xid_counts),
+                self._watch.state,
+                "not started" if self._log is None else self._log.why,
+            )
+
+    # -- notes from other threads ------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        with self._news:
+            self._news.notify_all()
+
+    def _check_soon(self) -> None:
+        with self._news:
+            self._look = True
+            self._news.notify_all()
+
+    def _watch_changed(self, _state: WatchState) -> None:
+        self._check_soon()
+
+    def _nvml_told(self, events: tuple[NvmlEvent, ...]) -> None:
+        with self._news:
+            for event in events:
+                if event.xid is None:
+                    # An ECC error or a new recovery action: the check finds what it is.
+                    self._look = True
+                    continue
+                scope = Scope(event.gpu_uuid, event.gi, event.ci)
+                self._hear(XidEvent(scope, event.xid, "nvml"))
+            self._news.notify_all()
+
+    def _kernel_told(self, found: KernelXid) -> None:
+        gpu = next((each for each in self._ports.inventory().gpus if each.pci_address == found.address), None)
+        if gpu is None:
+            log.warning("xid_of_unknown_gpu", pci=str(found.address), xid=found.xid)
+            return
+        with self._news:
+            self._hear(XidEvent(Scope(gpu.uuid, found.gi, found.ci), found.xid, "kernel log"))
+            self._news.notify_all()
+
+    def _hear(self, event: XidEvent) -> None:
+        if self._hearing.hear(event, now=time.monotonic()):
+            log.debug("xid_heard", gpu_uuid=event.scope.gpu, xid=event.xid, source=event.source)
+
+    def _watched(self) -> tuple[WatchedGpu, ...]:
+        return tuple(
+            WatchedGpu(
+                gpu.uuid,
+                gpu.pci_address,
+                (gpu.mig_enabled, tuple(each.uuid for each in gpu.mig_devices), self._epoch),
+            )
+            for gpu in self._awake(self._ports.inventory())
+            if gpu.unusable != _GONE
+        )
+
+    def _awake(self, inventory: Inventory) -> list[Gpu]:
+        """Give the GPUs that may be asked without waking them."""
+        if all(gpu.persistence for gpu in inventory.gpus):
+            return list(inventory.gpus)
+        held = {name.split("-")[1] for name in self._ports.held() if name.startswith("gpu-")}
+        return [gpu for gpu in inventory.gpus if gpu.persistence or str(gpu.minor) in held]
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(self._has_work, self._seconds_left())
+                if self._stopping:
+                    break
+            try:
+                self._step()
+            except Exception:  # marked border: the watching must not end
+                log.exception("health_bug")
+                with self._news:
+                    self._news.wait(FAST_SECONDS)
+        with contextlib.suppress(Exception):
+            self._save(force=True)
+
+    def _has_work(self) -> bool:
+        now = time.monotonic()
+        return (
+            self._stopping
+            or bool(self._readings)
+            or self._inventory_is_new
+            or (self._look and not self._running)
+            or (self._hearing.waiting and now >= self._next_batch)
+        )
+
+    def _seconds_left(self) -> float:
+        now = time.monotonic()
+        times = [self._next_check, *(until for _, _, until in self._waiting)]
+        if self._hearing.waiting:
+            times.append(self._next_batch)
+        if self._wants_rescan():
+            times.append(self._next_rescan)
+        return max(0.0, min(times) - now)
+
+    def _step(self) -> None:
+        now = time.monotonic()
+        with self._news:
+            heard = self._hearing.take() if now >= self._next_batch else []
+            readings, self._readings = self._readings, []
+            new_inventory, self._inventory_is_new = self._inventory_is_new, False
+            look = (self._look or now >= self._next_check) and not self._running
+            if look:
+                self._look = False
+        inventory = self._ports.inventory()
+        if new_inventory:
+            self._take_inventory(inventory)
+        if heard:
+            self._next_batch = now + GAP_SECONDS
+            self._judge_later(heard, inventory, now)
+        for gpu, reading, began in readings:
+            self._take_reading(gpu, reading, began, inventory)
+        for event, count, until in self._waiting[:]:
+            if now >= until:
+                self._waiting.remove((event, count, until))
+                self._judge(event, count, None)
+        if look:
+            self._check_all(inventory)
+        self._note_unmonitored(inventory, now)
+        self._look_for_lost(now)
+        self._publish()
+
+    # -- XIDs --------------------------------------------------------------------------------------
+
+    def _judge_later(self, heard: list[tuple[XidEvent, int]], inventory: Inventory, now: float) -> None:
+        """Have the GPUs asked what to make of their XIDs; if they do not answer soon, the list decides."""
+        known = {gpu.uuid: gpu for gpu in inventory.gpus}
+        for event, count in heard:
+            self._waiting.append((event, count, now + JUDGE_SECONDS))
+        asked = [known[uuid] for uuid in dict.fromkeys(each.scope.gpu for each, _ in heard) if uuid in known]
+        if not asked or not self._start_check(asked, fabric=False):
+            for entry in self._waiting:
+                self._judge(entry[0], entry[1], None)
+            self._waiting.clear()
+
+    def _judge(self, event: XidEvent, count: int, reading: Reading | None) -> None:
+        with self._news:
+            self._book.take_xid(event, reading, count=count)
+        log.warning(
+            "xid_received", gpu_uuid=event.scope.gpu, xid=event.xid, gi=event.scope.gi, ci=event.scope.ci,
+            count=count, source=event.source, recovery_action=None if reading is None else reading.recovery_action,
+        )  # fmt: skip
+
+    # -- checks ------------------------------------------------------------------------------------
+
+    def _check_all(self, inventory: Inventory) -> None:
+        gpus = []
+        for gpu in self._awake(inventory):
+            if gpu.unusable == _GONE:
+                gone = Reading(error=_GONE, message="the driver does not report the GPU any more")
+                self._take_reading(gpu.uuid, gone, time.monotonic(), inventory)
+            else:
+                gpus.append(gpu)
+        if gpus and not self._start_check(gpus, fabric=True, all_gpus=True):
+            self._next_check = time.monotonic() + self._fast_seconds
+            return
+        unsettled = self._book.unsettled
+        self._next_check = time.monotonic() + (self._fast_seconds if unsettled else self._check_seconds)
+
+    def _start_check(self, gpus: list[Gpu], *, fabric: bool, all_gpus: bool = False) -> bool:
+        """Ask GPUs, beside this thread; whether that could be started."""
+        with self._news:
+            if self._checks >= _MOST_CHECKS:
+                return False
+            self._checks += 1
+            if all_gpus:
+                self._running.add("all")
+        thread = threading.Thread(
+            target=self._check, args=(gpus, fabric, all_gpus), name="health-check", daemon=True
+        )
+        try:
+            start_thread(thread)
+        except HostError as error:
+            log.warning("health_check_not_started", **error_fields(error))
+            with self._news:
+                self._end_check(all_gpus=all_gpus)
+            return False
+        return True
+
+    def _check(self, gpus: list[Gpu], fabric: bool, all_gpus: bool) -> None:
+        began = time.monotonic()
+        readings: list[tuple[str, Reading, float]] = []
+        calls = {
+            # A GPU in MIG mode takes no part in the fabric.
+            str(gpu.pci_address): functools.partial(
+                read_health, address=gpu.pci_address, fabric=fabric and not gpu.mig_enabled
+            )
+            for gpu in gpus
+        }
+        try:
+            results = self._session.run_each(calls, deadline_seconds=self._deadline_seconds)
+        except DraError as error:
+            log.debug("health_check_failed", **error_fields(error))
+            readings = [(gpu.uuid, Reading(error=error.code, message=error.message), began) for gpu in gpus]
+        except Exception as error:  # marked border: an answer always comes
+            log.exception("health_check_bug")
+            readings = [(gpu.uuid, Reading(error="DRA-BUG", message=repr(error)), began) for gpu in gpus]
+        else:
+            for gpu in gpus:
+                result = results[str(gpu.pci_address)]
+                if isinstance(result, DraError):
+                    result = Reading(error=result.code, message=result.message)
+                readings.append((gpu.uuid, result, began))
+        with self._news:
+            self._readings += readings
+            self._end_check(all_gpus=all_gpus)
+            self._news.notify_all()
+
+    def _end_check(self, *, all_gpus: bool) -> None:
+        self._checks -= 1
+        if all_gpus:
+            self._running.discard("all")
+
+    def _take_reading(self, gpu: str, reading: Reading, began: float, inventory: Inventory) -> None:
+        for entry in self._waiting[:]:
+            event, count, until = entry
+            # Only what was asked after the XID came says anything about it.
+            if event.scope.gpu == gpu and began >= until - JUDGE_SECONDS:
+                self._waiting.remove(entry)
+                self._judge(event, count, reading)
+        was_lost = self._is_lost(gpu)
+        with self._news:
+            self._book.take_reading(gpu, reading)
+        if self._book.unsettled:
+            self._next_check = min(self._next_check, time.monotonic() + self._fast_seconds)
+        lost = self._is_lost(gpu)
+        if lost != was_lost:
+            if was_lost:
+                # Registered for events anew.
+                self._epoch += 1
+            self._next_rescan = 0.0
+        if not reading.error and any(each.uuid == gpu and each.unusable for each in inventory.gpus):
+            # The scan has not seen yet that it is well again.
+            self._next_rescan = min(self._next_rescan, time.monotonic())
+
+    def _is_lost(self, gpu: str) -> bool:
+        return any(each.key == LOST for each in self._book.of(gpu))
+
+    # -- the rest ----------------------------------------------------------------------------------
+
+    def _take_inventory(self, inventory: Inventory) -> None:
+        with self._news:
+            for gpu in inventory.gpus:
+                if not gpu.unusable:
+                    self._book.take_instances(
+                        gpu.uuid,
+                        [(each.gpu_instance_id, each.compute_instance_id) for each in gpu.mig_devices],
+                    )
+            if any(each.subject == NODE and each.code == _NOT_LOADED for each in inventory.problems):
+                self._book.take_driver_gone(gpu.uuid for gpu in inventory.gpus)
+            if inventory.gpus:
+                self._book.forget_absent(gpu.uuid for gpu in inventory.gpus)
+
+    def _note_unmonitored(self, inventory: Inventory, now: float) -> None:
+        """Say which GPUs nobody listens to: no event set, and no kernel log either."""
+        deaf = self._log is not None and bool(self._log.why)
+        state = self._watch.state
+        if not deaf or not inventory.gpus or len(state.registered) >= len(inventory.gpus):
+            self._unheard_since = None
+        elif self._unheard_since is None:
+            self._unheard_since = now
+        late = self._unheard_since is not None and now - self._unheard_since >= self._unheard_seconds
+        with self._news:
+            for gpu in inventory.gpus:
+                heard = not deaf or gpu.uuid in state.registered
+                if heard or late:
+                    why = "" if heard else state.refused.get(gpu.uuid) or state.why or "it is asleep"
+                    self._book.take_unmonitored(gpu.uuid, why)
+
+    def _wants_rescan(self) -> bool:
+        inventory = self._ports.inventory()
+        return any(gpu.unusable for gpu in inventory.gpus) or any(
+            each.key == LOST for each in self._book.conditions
+        )
+
+    def _look_for_lost(self, now: float) -> None:
+        """Have the hardware looked at soon while a GPU is lost: it may be back."""
+        if self._wants_rescan() and now >= self._next_rescan:
+            self._next_rescan = now + self._rescan_seconds
+            self._ports.rescan("a GPU is lost or may be back")
+
+    def _publish(self) -> None:
+        with self._news:
+            changes = self._book.take_changes()
+        for change in changes:
+            _report(change)
+        # Written first: what was said is not forgotten.
+        self._save()
+        self._tell(self._ports.inventory(), changes)
+
+    def _tell(self, inventory: Inventory, changes: tuple[Change, ...]) -> None:
+        with self._telling:
+            with self._news:
+                conditions = self._book.conditions
+            verdict = plan_verdict(conditions, inventory, self._policy)
+            if changes or verdict != self._said:
+                self._said = verdict
+                self._ports.told(verdict, changes)
+
+    def _save(self, *, force: bool = False) -> None:
+        conditions = self._book.conditions
+        if conditions == self._saved and not force:
+            return
+        try:
+            save_state(self._state_path, HealthState(self._boot_id, conditions, time.time()))
+        except HostError as error:
+            if error.code != self._save_failed:
+                log.warning("health_state_not_written", **error_fields(error))
+            self._save_failed = error.code
+            return
+        self._saved, self._save_failed = conditions, ""
+
+
+def _heard_until(state: HealthState, *, same_boot: bool) -> float | None:
+    """Give the time since boot until which an earlier process has listened; None: nobody did in this boot."""
+    if not same_boot or not state.heard_at:
+        return None
+    ago = time.time() - state.heard_at
+    return seconds_since_boot() - ago if ago > 0 else None
+
+
+def _report(change: Change) -> None:
+    condition = change.condition
+    fields = {
+        "gpu_uuid": condition.scope.gpu, "gi": condition.scope.gi, "ci": condition.scope.ci, "key": condition.key,
+        "value": condition.value, "grade": condition.grade.name.lower(), "text": condition.message,
+    }  # fmt: skip
+    if change.after is None:
+        log.info("health_condition_cleared", seconds=round(time.time() - condition.since), **fields)
+    elif condition.is_ill:
+        log.warning("health_condition_set", remedy=condition.remedy, **fields)
+    else:
+        log.info("health_condition_set", **fields)
