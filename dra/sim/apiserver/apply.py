@@ -5,10 +5,11 @@ Source: KEP 555 and k8s.io/apiserver/pkg/endpoints/handlers/fieldmanager.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from dra.api.rules.cause import Cause
-from dra.api.rules.decode import DecodeError, Findings, decode, prune
+from dra.api.rules.decode import DecodeError, Findings, decode, parse_json, prune
 from dra.api.rules.schema import Type
 from dra.sim.apiserver import bodies, managers
 from dra.sim.apiserver.call import Call, check_write_options, options_invalid
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from dra.sim.apiserver.api import Api
 
 Json = dict[str, Any]
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_NOTE: Path = ("f:metadata", "f:annotations", f"f:{LAST_APPLIED}")
 
 
 def _versioned(call: Call, obj: Json) -> Json:
@@ -216,9 +219,41 @@ class _Session:
         difference = compare(current, new, self.shape)
         found = managers.conflicts(known, self.who, difference)
         if found and not self.call.request.flag("force"):
-            raise managers.conflict_failure(found)
+            allowed = self._applied_before(live)
+            found = [pair for pair in found if pair[1] not in allowed]
+            if found:
+                raise managers.conflict_failure(found)
         self.known = known
-        return _reshaped(self.call, new)
+        return self._noted(_reshaped(self.call, new))
+
+    def _applied_before(self, live: Json) -> set[Path]:
+        """Give what kubectl applied itself before it used server-side apply, as far as nobody changed it: it may take that
+        over. Source: managedfields/internal/lastappliedmanager.go.
+        """
+        text = (live["metadata"].get("annotations") or {}).get(LAST_APPLIED)
+        if self.who.manager != "kubectl" or not text:
+            return set()
+        try:
+            applied = parse_json(text)
+            paths = set(field_set(applied, self.shape))
+            different = compare(applied, live, self.shape)
+        except (DecodeError, ShapeError, AttributeError, TypeError):
+            return set()
+        return paths - different.changed - different.removed
+
+    def _noted(self, new: Json) -> Json:
+        """Keep the note of kubectl's own apply in step. Source: managedfields/internal/lastappliedupdater.go."""
+        notes = new["metadata"].get("annotations") or {}
+        if self.who.manager != "kubectl" or LAST_APPLIED not in notes:
+            return new
+        meta = dict(self.config.get("metadata") or {})
+        mine = {k: v for k, v in (meta.get("annotations") or {}).items() if k != LAST_APPLIED}
+        config = {**self.config, "metadata": {**meta, "annotations": mine}}
+        text = json.dumps(config, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+        for plain, escaped in (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026")):
+            text = text.replace(plain, escaped)
+        annotations = {**notes, LAST_APPLIED: f"{text}\n"}
+        return {**new, "metadata": {**new["metadata"], "annotations": annotations}}
 
     def _is_mine(self, other: ManagerId) -> bool:
         same = (other.operation, other.manager, other.subresource)
@@ -235,6 +270,9 @@ class _Session:
     def track(self, api: Api, call: Call, new: Json, old: Json) -> None:
         """Note the new owner."""
         difference = _difference(call, _versioned(call, old), _versioned(call, new))
+        if _NOTE not in self.mine:
+            # The server writes kubectl's note on nobody's behalf.
+            difference.modified.discard(_NOTE)
         result = managers.take_over(self.known, self.who, difference)
         last = self.known.get(self.who)
         changed = bool(difference.changed or difference.removed)

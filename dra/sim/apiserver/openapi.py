@@ -173,7 +173,15 @@ def _paths(resource: Resource, base: str, model: str, kind: Json) -> Json:
     if "update" in resource.verbs:
         one["put"] = operation("put", *writes)
     if "patch" in resource.verbs:
-        one["patch"] = operation("patch", *writes, "force")
+        # kubectl looks here whether the kind knows strategic merge patches, and reads the old document otherwise.
+        kinds = ["apply-patch+yaml", "json-patch+json", "merge-patch+json"]
+        if resource.custom is None:
+            kinds.append("strategic-merge-patch+json")
+        content = {f"application/{kind}": {"schema": {"type": "object"}} for kind in kinds}
+        one["patch"] = {
+            **operation("patch", *writes, "force"),
+            "requestBody": {"content": content, "required": True},
+        }
     if "delete" in resource.verbs:
         one["delete"] = operation("delete", "dryRun")
     if "list" in resource.verbs:

@@ -71,7 +71,8 @@ def _operation(operation: Json) -> Json:
     parameters = [
         {"name": each["name"], "in": each["in"], **each["schema"]} for each in operation["parameters"]
     ]
-    return {**operation, "parameters": parameters, "responses": responses}
+    kept = {key: value for key, value in operation.items() if key != "requestBody"}
+    return {**kept, "parameters": parameters, "responses": responses}
 
 
 # -- protobuf ----------------------------------------------------------------------------------------------------
