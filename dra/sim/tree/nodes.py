@@ -7,6 +7,7 @@ case asks it instead of `os.stat`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -102,7 +103,12 @@ def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
 
 
 def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Write a file as a whole, its directories first; a reader sees the old or the new one."""
+    """Write a file as a whole, its directories first; a reader sees the old or the new one.
+
+    One that is as it should be stays: renames are what costs most when a change is shown in hundreds of files.
+    """
+    if _is_already(path, data, mode):
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     temporary.write_bytes(data)
@@ -110,8 +116,24 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     temporary.replace(path)
 
 
+def _is_already(path: Path, data: bytes, mode: int) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        status = os.fstat(descriptor)
+        right = stat.S_ISREG(status.st_mode) and stat.S_IMODE(status.st_mode) == mode
+        return right and status.st_size == len(data) and os.read(descriptor, len(data) + 1) == data
+    finally:
+        os.close(descriptor)
+
+
 def make_link(path: Path, target: str) -> None:
-    """Make (or make again) a symbolic link."""
+    """Make (or make again) a symbolic link; one that leads there stays."""
+    with contextlib.suppress(OSError):
+        if os.readlink(path) == target:  # noqa: PTH115 - a Path would be made of it
+            return
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_symlink() or path.is_file():
         path.unlink()

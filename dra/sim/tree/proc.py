@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def compute_instance_minor(gpu_minor: int, gpu_instance: int, compute_instance: 
     return gpu_instance_minor(gpu_minor, gpu_instance) + 1 + compute_instance
 
 
+@functools.cache
 def mig_minors_text(gpus: int) -> str:
     """Give `/proc/driver/nvidia-caps/mig-minors` for that many GPUs."""
     lines = ["config 1", "monitor 2"]
@@ -71,8 +73,10 @@ def sync_proc(root: Path, facts: NodeFacts) -> None:
 
 
 def _sync_gpus(directory: Path, facts: NodeFacts) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    present = {str(slot.pci_address) for slot in facts.gpus}
+    for gone in [path for path in directory.iterdir() if path.name not in present]:
+        shutil.rmtree(gone, ignore_errors=True)
     for slot in facts.gpus:
         write_text(
             directory / str(slot.pci_address) / "information", _information_text(slot, facts), mode=0o444
