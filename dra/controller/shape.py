@@ -161,7 +161,7 @@ def _normal_counters(entry: Mapping[str, Any]) -> Json:
 
 
 def _normal_capacity(capacity: Any) -> Any:
-    if not isinstance(capacity, Mapping):
+    if not isinstance(capacity, (dict, Mapping)):
         return capacity
     form = dict(capacity)
     if "value" in form:
@@ -190,12 +190,24 @@ def _normal_quantity(value: Any) -> Any:
 
 def _pruned(value: Any) -> Any:
     """Copy without what the server leaves out when it stores: nulls, empty lists and maps."""
-    if isinstance(value, Mapping):
-        items = ((key, _pruned(inner)) for key, inner in value.items())
-        return {key: inner for key, inner in items if inner is not None and inner not in ({}, [])}
+    # The types of JSON are told apart by themselves: a pool of partitions has a hundred thousand values.
+    if type(value) in _SCALARS:
+        return value
+    if isinstance(value, (dict, Mapping)):
+        found: Json = {}
+        for key, inner in value.items():
+            if inner is None:
+                continue
+            kept = inner if type(inner) in _SCALARS else _pruned(inner)
+            if kept or not isinstance(kept, (dict, list)):
+                found[key] = kept
+        return found
     if isinstance(value, (list, tuple)):
         return [_pruned(inner) for inner in value]
     return value
+
+
+_SCALARS = frozenset({str, int, bool, float})
 
 
 # -- taints ------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Source: k8s.io/apimachinery validation (DNS-1123), resource.k8s.io validation (C
 
 from __future__ import annotations
 
+import functools
 import re
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", re.ASCII)
@@ -29,6 +30,7 @@ def is_dns_subdomain(text: str, *, limit: int = 253) -> bool:
     return 0 < len(text) <= limit and all(_DNS_LABEL.fullmatch(part) for part in text.split("."))
 
 
+@functools.lru_cache(maxsize=512)
 def is_qualified_name(text: str) -> bool:
     """Whether `text` is an attribute or capacity name: `identifier` or `domain/identifier`."""
     domain, slash, identifier = text.rpartition("/")

@@ -6,6 +6,7 @@ Source: k8s.io/apimachinery/pkg/api/resource. A quantity is a decimal number wit
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from functools import total_ordering
@@ -26,6 +27,8 @@ _FORM = re.compile(
 )
 # Longer text is no amount of anything; Python refuses to read numbers of more than 4300 digits.
 _MAX_LENGTH = 1024
+# What is kept once it was read.
+_SHORT = 32
 # Values above this are capped by the API server (2^63-1 of the unit).
 _MAX_NANO = ((1 << 63) - 1) * _NANO
 
@@ -45,33 +48,7 @@ class Quantity:
         Raises:
             ValueFormatError: DRA-QUANTITY.
         """
-        match = _FORM.fullmatch(text) if len(text) <= _MAX_LENGTH else None
-        if match is None or not (match["whole"] or match["fraction"]):
-            raise ValueFormatError(
-                "DRA-QUANTITY",
-                f"{text[:64]!r} is not a quantity",
-                remedy="Write a number with an optional suffix, for example 8Gi, 500M or 2.",
-            )
-        fraction = match["fraction"] or ""
-        digits = int((match["whole"] or "0") + fraction)
-        suffix = match["suffix"] or ""
-        kind: Format
-        if suffix in _BINARY:
-            kind, numerator, exponent = "binary", _BINARY[suffix], 0
-        elif suffix in _DECIMAL:
-            kind, numerator, exponent = "decimal", 1, _DECIMAL[suffix]
-        else:
-            kind, numerator, exponent = "exponent", 1, int(suffix[1:])
-            if abs(exponent) > 400:
-                # The server keeps such numbers as arbitrary decimals; nobody means them.
-                raise ValueFormatError(
-                    "DRA-QUANTITY", f"{text!r} is not a quantity", remedy="Use a smaller exponent."
-                )
-        power = 9 + exponent - len(fraction)
-        scaled = digits * numerator
-        nano = scaled * 10**power if power >= 0 else -(-scaled // 10**-power)
-        nano = min(nano, _MAX_NANO)
-        return cls(-nano if match["sign"] == "-" else nano, kind)
+        return _parse_known(text) if len(text) <= _SHORT else _parse(text)
 
     @classmethod
     def of(cls, value: int | str | Quantity, *, binary: bool = False) -> Quantity:
@@ -131,3 +108,37 @@ class Quantity:
     def __sub__(self, other: Quantity) -> Quantity:
         """Subtract exactly; the left operand's way of writing stays, unless it is zero (as in Go)."""
         return Quantity(self.nano - other.nano, self.format if self.nano else other.format)
+
+
+def _parse(text: str) -> Quantity:
+    match = _FORM.fullmatch(text) if len(text) <= _MAX_LENGTH else None
+    if match is None or not (match["whole"] or match["fraction"]):
+        raise ValueFormatError(
+            "DRA-QUANTITY",
+            f"{text[:64]!r} is not a quantity",
+            remedy="Write a number with an optional suffix, for example 8Gi, 500M or 2.",
+        )
+    fraction = match["fraction"] or ""
+    digits = int((match["whole"] or "0") + fraction)
+    suffix = match["suffix"] or ""
+    kind: Format
+    if suffix in _BINARY:
+        kind, numerator, exponent = "binary", _BINARY[suffix], 0
+    elif suffix in _DECIMAL:
+        kind, numerator, exponent = "decimal", 1, _DECIMAL[suffix]
+    else:
+        kind, numerator, exponent = "exponent", 1, int(suffix[1:])
+        if abs(exponent) > 400:
+            # The server keeps such numbers as arbitrary decimals; nobody means them.
+            raise ValueFormatError(
+                "DRA-QUANTITY", f"{text!r} is not a quantity", remedy="Use a smaller exponent."
+            )
+    power = 9 + exponent - len(fraction)
+    scaled = digits * numerator
+    nano = scaled * 10**power if power >= 0 else -(-scaled // 10**-power)
+    nano = min(nano, _MAX_NANO)
+    return Quantity(-nano if match["sign"] == "-" else nano, kind)
+
+
+# A pool of partitions says the same few amounts tens of thousands of times.
+_parse_known = functools.lru_cache(maxsize=1024)(_parse)
