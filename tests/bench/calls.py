@@ -1,0 +1,99 @@
+"""Prepare and unprepare calls, as the kubelet makes them, with the time of each."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from tests.bench.apiserver import ApiServerProcess
+from tests.process.harness import Node, ref_of
+
+GPUS = 8
+
+
+class BenchNode(Node):
+    """A node whose API server has a process of its own."""
+
+    def api_server(self, version: str) -> ApiServerProcess:
+        """Start the API server."""
+        return ApiServerProcess(version=version, folder=self.root)
+
+
+class Calls:
+    """Prepares and unprepares claims, and says how long each call took, in ms."""
+
+    def __init__(self, node: Node, connection: Any) -> None:
+        self._node, self._connection, self._made = node, connection, 0
+
+    def claims(self, devices: Iterable[str], *, shared: bool = False) -> list[dict[str, Any]]:
+        """Make a claim for each device; `shared`: each has a share of its device."""
+        self._made += 1
+        return [
+            self._node.claim(f"c{self._made}-{index}", device, share=str(uuid.uuid4()) if shared else "")
+            for index, device in enumerate(devices)
+        ]
+
+    def remove(self, claims: Iterable[dict[str, Any]]) -> None:
+        """Delete claims."""
+        for claim in claims:
+            path = f"/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/{claim['metadata']['name']}"
+            self._node.api.request("DELETE", path)
+
+    def prepare(self, claims: list[dict[str, Any]]) -> float:
+        """Make one call for these claims."""
+        refs = [ref_of(claim) for claim in claims]
+        taken, answer = timed(lambda: self._connection.prepare(refs))
+        failed = {uid: entry.error for uid, entry in answer.claims.items() if entry.error}
+        if failed or len(answer.claims) != len(refs):
+            raise RuntimeError(f"prepare failed: {failed}")
+        return taken
+
+    def unprepare(self, claims: list[dict[str, Any]]) -> float:
+        """Make one call for these claims."""
+        taken, answer = timed(lambda: self._connection.unprepare([ref_of(claim) for claim in claims]))
+        if any(entry.error for entry in answer.claims.values()):
+            raise RuntimeError(f"unprepare failed: {answer}")
+        return taken
+
+    def single(
+        self, rounds: int, device: str = "gpu-0", *, shared: bool = False
+    ) -> tuple[list[float], list[float]]:
+        """One claim after the other."""
+        prepared, unprepared = [], []
+        for _ in range(rounds):
+            claims = self.claims([device], shared=shared)
+            prepared.append(self.prepare(claims))
+            unprepared.append(self.unprepare(claims))
+            self.remove(claims)
+        return prepared, unprepared
+
+    def batch(self, rounds: int) -> list[float]:
+        """Eight claims in one call."""
+        taken = []
+        for _ in range(rounds):
+            claims = self.claims(f"gpu-{index}" for index in range(GPUS))
+            taken.append(self.prepare(claims))
+            self.unprepare(claims)
+            self.remove(claims)
+        return taken
+
+    def concurrent(self, rounds: int) -> list[float]:
+        """Eight calls at once; each call's own time."""
+        taken: list[float] = []
+        with ThreadPoolExecutor(GPUS) as pool:
+            for _ in range(rounds):
+                claims = self.claims(f"gpu-{index}" for index in range(GPUS))
+                taken += pool.map(lambda claim: self.prepare([claim]), claims)
+                list(pool.map(lambda claim: self.unprepare([claim]), claims))
+                self.remove(claims)
+        return taken
+
+
+def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    """Give the milliseconds a call took, and its answer."""
+    start = time.perf_counter()
+    answer = call()
+    return (time.perf_counter() - start) * 1000, answer
