@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from dra.api.fraction_pods import is_opted_in, rewritten
+from dra.api.fractions import FractionRules
 from dra.cel import Selector
 from dra.diagnose.validate_cel import check_selectors
 from dra.diagnose.validate_config import check_configs
 from dra.diagnose.validate_fit import Fit, KnownDevice
-from dra.diagnose.validate_model import Finding, Report, in_order
+from dra.diagnose.validate_model import Finding, Json, Report, in_order
 from dra.diagnose.validate_object import Subject, check_object, read_object
 from dra.diagnose.validate_pods import check_names, check_references
 from dra.diagnose.validate_source import Manifest, read_manifests
+from dra.errors import ClaimError
 
 _FATAL = frozenset({"DRA-MANIFEST-UNREADABLE", "DRA-MANIFEST-SYNTAX"})
 
@@ -37,8 +40,9 @@ def validate_manifests(
     report = Report()
     subjects: list[Subject] = []
     namespaces = {}
+    labelled = _namespaces(manifests)
     for manifest in manifests:
-        found = read_object(manifest)
+        found = _read(manifest, labelled)
         if isinstance(found, Subject):
             subjects.append(found)
         elif isinstance(found, Finding):
@@ -63,3 +67,29 @@ def validate_manifests(
         fit.check(subject, compiled[id(subject)])
     report.findings += [finding for subject in subjects for finding in subject.findings]
     return report
+
+
+def _namespaces(manifests: Sequence[Manifest]) -> dict[str, Json]:
+    found: dict[str, Json] = {}
+    for manifest in manifests:
+        meta = manifest.value.get("metadata")
+        if manifest.value.get("kind") == "Namespace" and isinstance(meta, dict):
+            found[str(meta.get("name"))] = manifest.value
+    return found
+
+
+def _read(manifest: Manifest, namespaces: Mapping[str, Json]) -> Subject | Finding | None:
+    """Read an object as the API server would have it: after the webhook where that is asked for."""
+    meta = manifest.value.get("metadata")
+    namespace = namespaces.get(str(meta.get("namespace") or "default")) if isinstance(meta, dict) else None
+    if not is_opted_in(manifest.value, namespace):
+        return read_object(manifest)
+    try:
+        value = rewritten(manifest.value, FractionRules())
+    except ClaimError as error:
+        field = str(error.fields.get("field") or "")
+        return Finding(
+            manifest.file, manifest.spot.find(field)[0].line, "error", error.code, error.message,
+            str(manifest.value.get("kind")), field, error.remedy,
+        )  # fmt: skip
+    return read_object(Manifest(manifest.file, value, manifest.spot))

@@ -23,6 +23,8 @@ from dra.values import Quantity
 _ALWAYS_THERE = 8
 _LOCAL = frozenset({
     "driverVersion", "cudaDriverVersion", "uuid", "parentUUID", "pciBusID", "pcieRoot", "numaNode", "addressingMode",
+    # How a GPU is shared is its administrator's choice.
+    "gpudra.dev",
 })  # fmt: skip
 
 

@@ -338,8 +338,9 @@ def _fraction(subject: Subject, path: str) -> tuple[str, str, str, str]:
 
 
 _FRACTION_REMEDY = (
-    "Ask for a part of a GPU with a ResourceClaim instead: a MIG device (deviceClassName: mig.nvidia.com), "
-    "capacity.requests.memory where the driver publishes shares, or one GPU that several containers share."
+    "Where the driver's webhook runs, give the namespace (or this object) the label gpudra.dev/fractions: enabled. Or ask for "
+    "a part of a GPU with a ResourceClaim: capacity.requests.shares where the driver publishes shares, a MIG device "
+    "(deviceClassName: mig.nvidia.com), or one GPU that several containers share."
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from dra.api.fractions import CLAIM_PREFIX
 from dra.api.rules import claims as claim_rules
 from dra.api.rules.claims import request_names, validate_admin
 from dra.diagnose.validate_config import has_sharing
@@ -102,6 +103,8 @@ def _target(
             remedy="A pod can use only claims and templates of its own namespace.",
         )  # fmt: skip
         return None
+    if str(claim.get("name")).startswith(CLAIM_PREFIX) and key == "resourceClaimTemplateName":
+        return None  # the driver makes it for a fraction of a GPU
     near = guess(name, [n for (k, space, n) in known if k == kind and space == subject.namespace])
     subject.report(
         "info", "DRA-POD-CLAIM-ELSEWHERE", f"{path}.{key}", f"{kind} {name} is not in the files.{near}"

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dra.api.fraction_pods import rewrite
 from dra.api.fractions import FractionRules
 from dra.errors import DraError
 from dra.webhook.check import Checked, check_object
-from dra.webhook.rewrite import rewrite
 
 Json = dict[str, Any]
 # Source: admission.k8s.io/v1 AdmissionResponse.warnings: 120 characters each are shown well, 4096 in all are kept.

@@ -8,14 +8,17 @@ from __future__ import annotations
 from typing import Literal
 
 DRIVER = "gpu.nvidia.com"
-# The resource that the scheduler turns into a claim for class gpu.nvidia.com.
+# The resource that the scheduler turns into a claim for class whole.gpu.nvidia.com.
 EXTENDED_RESOURCE = "nvidia.com/gpu"
 
 TYPE_OF_CLASS: dict[str, Literal["gpu", "mig", "vfio"]] = {
     "gpu.nvidia.com": "gpu",
+    "whole.gpu.nvidia.com": "gpu",
     "mig.nvidia.com": "mig",
     "vfio.gpu.nvidia.com": "vfio",
 }
+# No card that is cut into shares; a plain claim of one that is shared by memory takes all of it.
+_WHOLE = "device.attributes['gpudra.dev'].?sharing.orValue('exclusive') in ['exclusive', 'memory']"
 
 
 def class_expression(name: str) -> str:
@@ -24,4 +27,5 @@ def class_expression(name: str) -> str:
     Raises:
         KeyError: it is none of ours.
     """
-    return f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == '{TYPE_OF_CLASS[name]}'"
+    found = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == '{TYPE_OF_CLASS[name]}'"
+    return f"{found} && {_WHOLE}" if name.startswith("whole.") else found

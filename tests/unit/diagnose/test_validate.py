@@ -344,3 +344,35 @@ def test_the_built_in_classes_are_those_of_the_plain_manifests():
     }
     assert shipped
     assert shipped == {name: class_expression(name) for name in shipped}
+
+
+FRACTION = """
+apiVersion: v1
+kind: Namespace
+metadata: {name: team, labels: {LABEL}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: d, namespace: team}
+spec:
+  selector: {matchLabels: {app: d}}
+  template:
+    metadata: {labels: {app: d}}
+    spec:
+      containers:
+      - {name: main, image: x, resources: {limits: {nvidia.com/gpu: VALUE}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "found"),
+    [
+        ("gpudra.dev/fractions: enabled", "0.2", []),
+        ("gpudra.dev/fractions: enabled", "1.5", ["DRA-FRACTION-RANGE"]),
+        ("gpudra.dev/fractions: disabled", "0.2", ["DRA-POD-GPU-FRACTION"]),
+    ],
+)
+def test_a_fraction_is_right_where_the_webhook_rewrites_it(check, label, value, found):
+    report = check(FRACTION.replace("LABEL", label).replace("VALUE", value))
+    assert codes(report) == found
+    assert all(finding.line == 15 and finding.remedy for finding in report.findings)

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from dra.api.fraction_pods import rewrite_pod
 from dra.api.fractions import ANNOTATION, LABEL, Ask
 from dra.fleet.election import ElectionTimes, Elector
 from dra.fleet.process import Fleet, FleetSettings
@@ -13,7 +14,6 @@ from dra.fleet.templates import TemplateKeeper, wanted_by
 from dra.kube.client import KubeClient
 from dra.kube.connection import Connection, KubeOptions
 from dra.sim.apiserver import SimApiServer
-from dra.webhook.rewrite import rewrite_pod
 
 FIFTH, HALF = Ask(20, 100), Ask(50, 100)
 QUICK = ElectionTimes(lease=1.0, renew=0.6, retry=0.05)

@@ -16,7 +16,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dra.api.fractions import ANNOTATION, CLAIM_PREFIX, LABEL, Ask, FractionRules, memory_mib, quantity_of
+from dra.api.fractions import (
+    ANNOTATION,
+    CLAIM_PREFIX,
+    GROUP,
+    LABEL,
+    Ask,
+    FractionRules,
+    memory_mib,
+    quantity_of,
+)
 from dra.errors import ClaimError, ValueFormatError
 from dra.values import Quantity
 
@@ -32,6 +41,8 @@ POD_PATHS: Mapping[str, tuple[str, ...]] = {
     "Job": ("spec", "template"),
     "CronJob": ("spec", "jobTemplate", "spec", "template"),
 }
+# Who has this label, or lies in a namespace that has it, is rewritten.
+OPT_IN_LABEL, OPT_IN = f"{GROUP}/fractions", "enabled"
 _MAX_LABEL = 63
 # What the admission plugin ExtendedResourceToleration adds for whole GPUs, which it cannot see here.
 _TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists"}
@@ -67,6 +78,33 @@ def rewrite(obj: Mapping[str, Any], rules: FractionRules) -> list[Json]:
         return []
     made = rewrite_pod(pod, rules, where=".".join((*path, "spec")))
     return [] if made is None else _patch(pod, made, "".join(f"/{part}" for part in path))
+
+
+def is_opted_in(obj: Mapping[str, Any], namespace: Mapping[str, Any] | None) -> bool:
+    """Whether fractions in an object are rewritten: it, or its namespace, has the label. Kinds without pods: no."""
+    labelled = any(
+        _object(_object(one.get("metadata")).get("labels")).get(OPT_IN_LABEL) == OPT_IN
+        for one in (obj, namespace or {})
+    )
+    return labelled and str(obj.get("kind")) in POD_PATHS
+
+
+def rewritten(obj: Mapping[str, Any], rules: FractionRules) -> Json:
+    """Give the object as it is after `rewrite`.
+
+    Raises:
+        ClaimError: as `rewrite`.
+    """
+    made: Json = json.loads(json.dumps(obj))
+    path = POD_PATHS.get(str(obj.get("kind")), ())
+    place: Any = made
+    for part in path:
+        place = place.get(part) if isinstance(place, dict) else None
+    if not isinstance(place, dict) or not isinstance(place.get("spec"), dict):
+        return made
+    changed = rewrite_pod(place, rules, where=".".join((*path, "spec")))
+    place.update(changed or {})
+    return made
 
 
 def rewrite_pod(pod: Mapping[str, Any], rules: FractionRules, *, where: str = "spec") -> Json | None:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dra.api.fraction_pods import POD_PATHS, rewrite
 from dra.api.fractions import ANNOTATION, LABEL, Ask, FractionRules, asks_of_pod
 from dra.cel import compile_selector
 from dra.errors import ClaimError
 from dra.sim.apiserver.patch import json_patch
-from dra.webhook.rewrite import POD_PATHS, rewrite
 
 RULES = FractionRules()
 FIFTH = Ask(shares=20, of=100)
