@@ -15,7 +15,8 @@ from dra.allocator.allocate import Allocator, allocated_state
 from dra.allocator.extended import extended_claim, extended_requests, plugin_resources
 from dra.allocator.model import AllocatedState, AllocatorError
 from dra.allocator.nodes import node_matches
-from dra.allocator.pod_filters import NodeUse, is_done, obstacles
+from dra.allocator.pod_filters import NodeUse, is_done, obstacles, requests_of
+from dra.values import Quantity
 
 Json = dict[str, Any]
 Key = tuple[str, str]
@@ -101,8 +102,32 @@ def joined(first: AllocatedState, second: AllocatedState) -> AllocatedState:
     return AllocatedState(first.devices | second.devices, capacity, first.shared | second.shared)
 
 
-def choose_place(pod: Json, claims: Sequence[Json], world: World) -> Placement | Counter[str]:
-    """Give the best place for a pod, or the reasons of the nodes why there is none.
+@dataclass(slots=True)
+class NoPlace:
+    """Why a pod has no place: how many nodes have each reason, and on how many it would not help if other pods went."""
+
+    reasons: Counter[str] = field(default_factory=Counter)
+    fixed: int = 0
+
+    def add(self, reason: str, pod: Json, node: Json) -> None:
+        """Count a node."""
+        self.reasons[reason] += 1
+        self.fixed += not _others_hold(reason, pod, node)
+
+
+def _others_hold(reason: str, pod: Json, node: Json) -> bool:
+    """Whether a node would suit if other pods left it. Source: which plugins answer Unschedulable, and which
+    UnschedulableAndUnresolvable, as DynamicResources always does.
+    """
+    resource = reason.removeprefix("Insufficient ")
+    if resource == reason:
+        return reason == "Too many pods"
+    total = ((node.get("status") or {}).get("allocatable") or {}).get(resource)
+    return total is not None and requests_of(pod, resource) <= Quantity.of(str(total)).nano
+
+
+def choose_place(pod: Json, claims: Sequence[Json], world: World) -> Placement | NoPlace:
+    """Give the best place for a pod, or why there is none.
 
     Nodes are tried in the order of their names; the first one wins, unless a `firstAvailable` request gets a better
     alternative elsewhere.
@@ -110,7 +135,7 @@ def choose_place(pod: Json, claims: Sequence[Json], world: World) -> Placement |
     Raises:
         AllocatorError: the attempt is over for all nodes.
     """
-    reasons: Counter[str] = Counter()
+    nowhere = NoPlace()
     best: Placement | None = None
     highest = sum(map(_best_score, claims))
     key = _requests_key(claims)
@@ -119,13 +144,13 @@ def choose_place(pod: Json, claims: Sequence[Json], world: World) -> Placement |
         known = world.ruled_out.get((node["metadata"]["name"], key)) if claims else None
         placement = known or _try(pod, node, claims, world)
         if isinstance(placement, str):
-            reasons[placement] += 1
+            nowhere.add(placement, pod, node)
             continue
         if best is None or placement.score > best.score:
             best = placement
         if best.score >= highest:
             return best
-    return best if best is not None else reasons
+    return best if best is not None else nowhere
 
 
 def _try(pod: Json, node: Json, claims: Sequence[Json], world: World) -> Placement | str:
@@ -228,9 +253,38 @@ def pod_claims(pod: Mapping[str, Any], claims: Mapping[Key, Json]) -> tuple[list
     return found, ""
 
 
-def unschedulable_text(total: int, reasons: Mapping[str, int]) -> str:
-    """Give the text of kube-scheduler: `0/2 nodes are available: 2 cannot allocate all claims.`"""
+def unschedulable_text(pod: Json, nowhere: NoPlace, *, claims: bool, freed: bool = False) -> str:
+    """Give the text of kube-scheduler: why each node is out, and that preemption changes nothing.
+
+    `0/2 nodes are available: 2 cannot allocate all claims. still not schedulable, preemption: 0/2 nodes are available: 2
+    Preemption is not helpful for scheduling.`
+
+    Args:
+        pod: the pod that waits.
+        nowhere: why.
+        claims: whether it has claims.
+        freed: whether one of them was deallocated, so that it may get another place.
+
+    Source: framework.FitError, and the PostFilter of DynamicResources and DefaultPreemption.
+    """
+    reasons = nowhere.reasons
+    total = sum(reasons.values())
     if not total:
         return "no nodes available to schedule pods"
+    before = "still not schedulable" if claims else "no new claims to deallocate"
+    if freed:
+        before = "deallocation of ResourceClaim completed"
+    if (pod.get("spec") or {}).get("preemptionPolicy") == "Never":
+        after = "not eligible due to preemptionPolicy=Never."
+    else:
+        helpless = {
+            "Preemption is not helpful for scheduling": nowhere.fixed,
+            "No preemption victims found for incoming pod": total - nowhere.fixed,
+        }
+        after = _histogram(total, {text: count for text, count in helpless.items() if count})
+    return f"{_histogram(total, reasons)} {before}, preemption: {after}"
+
+
+def _histogram(total: int, reasons: Mapping[str, int]) -> str:
     parts = sorted(f"{count} {reason}" for reason, count in reasons.items())
     return f"0/{total} nodes are available: {', '.join(parts)}."

@@ -133,12 +133,16 @@ class Scheduler:
         if isinstance(place, Placement):
             self._bind(pod, place, world)
             return
-        self._park(pod, unschedulable_text(len(world.nodes), place), chances)
-        if ELSEWHERE in place:
-            self._give_up_claim(pod, claims, world)
+        # The scheduler finds out about extended resources late: a claim made for them counts as one.
+        asks = bool(claims) or "cannot allocate all claims" in place.reasons
+        freed = ELSEWHERE in place.reasons and self._give_up_claim(pod, claims, world)
+        self._park(pod, unschedulable_text(pod, place, claims=asks, freed=freed), chances)
 
-    def _give_up_claim(self, pod: Json, claims: Sequence[Json], world: World) -> None:
-        """Deallocate a claim that nobody else uses: it may fit where the pod can go. Source: PostFilter."""
+    def _give_up_claim(self, pod: Json, claims: Sequence[Json], world: World) -> bool:
+        """Deallocate a claim that nobody else uses: it may fit where the pod can go. Source: PostFilter.
+
+        Gives whether there was one.
+        """
         uid = pod["metadata"]["uid"]
         for claim in claims:
             status = claim.get("status") or {}
@@ -146,7 +150,8 @@ class Scheduler:
                 user.get("uid") == uid for user in status.get("reservedFor") or []
             ):
                 world.claim_written(self._deallocate(claim))
-                return
+                return True
+        return False
 
     # -- writing -----------------------------------------------------------------------------------
 

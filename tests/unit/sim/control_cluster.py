@@ -9,6 +9,8 @@ from dra.sim.apiserver import SimApiServer
 from dra.sim.control.loop import ControlPlane
 
 DRIVER = "gpu.nvidia.com"
+# What kube-scheduler 1.36 adds where the claims of a pod have no place on any of so many nodes.
+HELPLESS = " still not schedulable, preemption: 0/{0} nodes are available: {0} Preemption is not helpful for scheduling."
 DRA = "/apis/resource.k8s.io/v1"
 CLAIMS = f"{DRA}/namespaces/default/resourceclaims"
 PODS = "/api/v1/namespaces/default/pods"

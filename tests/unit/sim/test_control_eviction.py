@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.sim.control_cluster import CLAIMS, DRA, PODS, ControlCluster, devices_of
+from tests.unit.sim.control_cluster import CLAIMS, DRA, HELPLESS, PODS, ControlCluster, devices_of
 
 TAINT = {"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoExecute"}
 
@@ -118,4 +118,6 @@ def test_a_rule_with_an_empty_selector_taints_every_gpu(cluster):
     rule(cluster, "NoSchedule")
     cluster.pod("first", template="one-gpu")
     cluster.sync()
-    assert cluster.reason("first") == "0/1 nodes are available: 1 cannot allocate all claims."
+    assert cluster.reason(
+        "first"
+    ) == "0/1 nodes are available: 1 cannot allocate all claims." + HELPLESS.format(1)

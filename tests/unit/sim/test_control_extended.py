@@ -68,7 +68,10 @@ def test_a_node_with_a_device_plugin_serves_the_resource_without_a_claim(cluster
     assert len(on_plugin) == 2
     assert cluster.list("resourceclaims") == []
     waiting = next(name for name in ("one", "two", "three") if name not in on_plugin)
-    assert cluster.reason(waiting) == f"0/1 nodes are available: 1 Insufficient {GPU}."
+    assert cluster.reason(waiting) == (
+        f"0/1 nodes are available: 1 Insufficient {GPU}. no new claims to deallocate, preemption: "
+        "0/1 nodes are available: 1 No preemption victims found for incoming pod."
+    )
     cluster.gpu_node("z-node", 1)
     cluster.sync()
     assert cluster.node_of(waiting) == "z-node"
@@ -80,7 +83,10 @@ def test_a_resource_that_nobody_has_is_insufficient(cluster):
     other = {"name": "main", "image": "i", "resources": {"limits": {"example.com/fpga": "1"}}}
     cluster.pod("odd", containers=[other])
     cluster.sync()
-    assert cluster.reason("odd") == "0/1 nodes are available: 1 Insufficient example.com/fpga."
+    assert cluster.reason("odd") == (
+        "0/1 nodes are available: 1 Insufficient example.com/fpga. no new claims to deallocate, preemption: "
+        "0/1 nodes are available: 1 Preemption is not helpful for scheduling."
+    )
 
 
 def test_claims_and_extended_resources_of_one_pod_are_met_together(cluster):

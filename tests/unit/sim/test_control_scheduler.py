@@ -9,7 +9,7 @@ import pytest
 from dra.sim.control.api import CLAIMS as CLAIM_COLLECTION
 from dra.sim.control.api import PODS as POD_COLLECTION
 from dra.sim.control.api import CallFailed, ControlApi
-from tests.unit.sim.control_cluster import CLAIMS, DRA, DRIVER, PODS, ControlCluster, devices_of
+from tests.unit.sim.control_cluster import CLAIMS, DRA, DRIVER, HELPLESS, PODS, ControlCluster, devices_of
 
 FINALIZER = "resource.kubernetes.io/delete-protection"
 
@@ -129,7 +129,9 @@ def test_pods_that_came_before_template_class_and_slices_run_when_these_appear()
     assert "could not retrieve device class" in cluster.reason("early")
     cluster.gpu_class()
     cluster.sync()
-    assert cluster.reason("early") == "0/1 nodes are available: 1 cannot allocate all claims."
+    assert cluster.reason(
+        "early"
+    ) == "0/1 nodes are available: 1 cannot allocate all claims." + HELPLESS.format(1)
     cluster.gpus("node-a", 1)
     cluster.sync()
     assert cluster.node_of("early") == "node-a"
@@ -429,3 +431,37 @@ def test_slices_are_read_again_only_when_they_change(cluster, monkeypatch):
     cluster.sync()
     assert len(read) == 2
     assert cluster.node_of("last") == ""
+
+
+def test_the_event_says_what_the_real_scheduler_says_about_every_node_and_about_preemption(cluster):
+    cluster.gpu_node("node-a", 1)
+    cluster.gpu_node("node-b", 1, labels={"zone": "b"})
+    cluster.claim("two", count=2)
+    cluster.pod("big", claim="two", nodeSelector={"zone": "b"})
+    cluster.sync()
+    text = "0/2 nodes are available: 1 cannot allocate all claims, 1 node(s) didn't match Pod's node affinity/selector."
+    assert cluster.reason("big") == text + HELPLESS.format(2)
+    assert ("FailedScheduling", cluster.reason("big")) in cluster.events("big")
+
+
+@pytest.mark.parametrize(
+    ("cpu", "more", "suffix"),
+    [
+        ("7", {}, "0/1 nodes are available: 1 No preemption victims found for incoming pod."),
+        ("9", {}, "0/1 nodes are available: 1 Preemption is not helpful for scheduling."),
+        ("7", {"preemptionPolicy": "Never"}, "not eligible due to preemptionPolicy=Never."),
+    ],
+)
+def test_a_pod_without_claims_is_told_whether_others_could_make_room(cluster, cpu, more, suffix):
+    cluster.node("node-a")
+
+    def containers(amount):
+        return [{"name": "main", "image": "i", "resources": {"requests": {"cpu": amount}}}]
+
+    cluster.pod("first", containers=containers("7"))
+    cluster.sync()
+    cluster.pod("second", containers=containers(cpu), **more)
+    cluster.sync()
+    assert cluster.reason("second") == (
+        f"0/1 nodes are available: 1 Insufficient cpu. no new claims to deallocate, preemption: {suffix}"
+    )
