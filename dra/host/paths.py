@@ -95,6 +95,17 @@ class HostPaths:
                 return Path(host_path)
         return None
 
+    def host_spelling(self, view: Path) -> str:
+        """Give how the host spells a path below the kubelet's directories, which are mounted at the host's own paths.
+
+        Those of a simulated node lie below its root; a real container engine that is given such a node's files finds
+        them where they really are, and then the driver root says so.
+        """
+        path, real = str(view), self.driver_root_host
+        if real != "/" and strip_root(path, real) is not None:
+            return path
+        return strip_root(path, str(self.host_root)) or path
+
     def driver_file_at_host(self, inside: str) -> str:
         """Give the host's spelling of a path inside the driver root (`/usr/bin/nvidia-smi`)."""
         return join_root(self.driver_root_host, inside)

@@ -39,12 +39,14 @@ from dra.plugin.health_part import HealthPart
 from dra.plugin.machine import Machine
 from dra.plugin.metrics import CallMetrics, metrics_of
 from dra.plugin.mig_port import MigPort
+from dra.plugin.mps_watch import MpsWatch
 from dra.plugin.owned import owned_by
 from dra.plugin.pool_source import PoolSource
 from dra.plugin.ports import ClaimEvents, ClaimPort, GpuUsers, NodeEvents
 from dra.plugin.probe import Probe
 from dra.plugin.readiness import Readiness
 from dra.plugin.settings import PluginSettings, describe_ignored, watches_health
+from dra.plugin.sharing import HeardKeeper, sharing_of
 from dra.plugin.signals import HURRY_SIGNALS, STOP_SIGNALS, SignalQueue
 from dra.plugin.sockets import plan_sockets
 from dra.prepare.engine import Engine, EnginePorts, EngineSettings
