@@ -46,7 +46,7 @@ from dra.plugin.ports import ClaimEvents, ClaimPort, GpuUsers, NodeEvents
 from dra.plugin.probe import Probe
 from dra.plugin.readiness import Readiness
 from dra.plugin.settings import PluginSettings, describe_ignored, watches_health
-from dra.plugin.sharing import HeardKeeper, sharing_of
+from dra.plugin.sharing import sharing_of
 from dra.plugin.signals import HURRY_SIGNALS, STOP_SIGNALS, SignalQueue
 from dra.plugin.sockets import plan_sockets
 from dra.prepare.engine import Engine, EnginePorts, EngineSettings
@@ -92,7 +92,17 @@ class Daemon:
             on_bus=on_bus_of(paths),
             tidy=self.session.tidy,
         )
+        self.sharing = sharing_of(
+            paths,
+            driver=settings.driver_name,
+            session=self.session,
+            inventory=lambda: self.inventory.current,
+            notify=ClaimEvents(self.events).notify,
+            settings=settings,
+        )
         self.engine = Engine(self._engine_settings(), self._engine_ports())
+        self.mps_watch = MpsWatch(self.sharing.keeper, self.engine, ClaimEvents(self.events).notify)
+        self.sharing.keeper.in_use = self.mps_watch.begin
         self.janitor = Janitor(
             self.engine,
             ClaimPort(self.client),
@@ -203,6 +213,8 @@ class Daemon:
             conflict=self._conflict,
             step=crash_step(settings.crash_at),
             mig=MigPort(self.session, lambda: self.inventory.current),
+            strategies=self.sharing.strategies,
+            effects=self.sharing.effects,
             layout_changed=lambda: self.inventory.rescan("partitions were made or destroyed"),
             settings=lambda: settings.gpus,
             timing=self.calls.step,
@@ -262,6 +274,7 @@ class Daemon:
         self.endpoint.start()
         self.publisher.start()
         self.janitor.start()
+        self.mps_watch.begin_if_needed()
         if settings.healthcheck_port >= 0:
             self.probe.start(settings.healthcheck_port)
         self.metrics.start()
@@ -279,6 +292,7 @@ class Daemon:
             ("publisher", lambda: self.publisher.stop(timeout_seconds=1.0)),
             ("calls", lambda: finished.append(self.endpoint.stop(grace_seconds=grace_seconds))),
             ("janitor", self.janitor.stop),
+            ("mps", self.mps_watch.stop),
             ("probe", self.probe.stop),
             ("metrics", self.metrics.stop),
             ("health", self._stop_health),

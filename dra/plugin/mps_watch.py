@@ -120,7 +120,9 @@ class MpsWatch:
         unknown = store.damaged().keys() | store.unreadable().keys()
         users = self._users()
         for daemon_id in known - users.keys():
-            if unknown and (daemon_id.startswith("card-") or any(daemon_id.startswith(uid) for uid in unknown)):
+            if unknown and (
+                daemon_id.startswith("card-") or any(daemon_id.startswith(uid) for uid in unknown)
+            ):
                 continue  # a record that cannot be read may have it
             log.warning("mps_daemon_of_nobody", daemon=daemon_id)
             self._keeper.stop(daemon_id)

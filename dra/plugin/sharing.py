@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
 
+from dra.api.gpu_settings import GpuIdentity
 from dra.errors import ConfigError
 from dra.host.paths import HostPaths
 from dra.inventory.model import Inventory
@@ -19,13 +21,16 @@ from dra.prepare.sharing.mps import MpsDaemon, MpsKeeper, MpsPlanner
 from dra.prepare.sharing.time_slice import Interval, TimeSlice, TimeSlices, TimeSlicingPlanner
 
 if TYPE_CHECKING:
+    from dra.plugin.settings import PluginSettings
     from dra.prepare.sharing.mps_model import DaemonSpec
+
+K = TypeVar("K", bound=MpsKeeper)
 
 # NVIDIA's gates by strategy. Without a word they are on here.
 _GATES = {"TimeSlicing": "TimeSlicingSettings", "MPS": "MPSSupport"}
 
 
-class Sharing:
+class Sharing(Generic[K]):
     """The ways of sharing on one machine.
 
     Args:
@@ -35,6 +40,8 @@ class Sharing:
         notify: hears what the owners of claims should read.
         gates: NVIDIA's feature gates that were set; one that is off makes its strategy an error.
         base: the time-slice of a GPU while no claim asks for one.
+        state_dir: the driver's directory; None: its usual place.
+        host_path: gives the host's spelling of a path below it; None: the usual one.
     """
 
     def __init__(
@@ -44,24 +51,27 @@ class Sharing:
         driver: str,
         modes: ComputeModes,
         slices: TimeSlices,
-        keeper: MpsKeeper,
+        keeper: K,
         notify: Notify,
         gates: Mapping[str, bool] | None = None,
         base: Callable[[str], Interval] = lambda _uuid: "Default",
+        state_dir: Path | None = None,
+        host_path: Callable[[Path], str] | None = None,
     ) -> None:
         self._notify = notify
         self.keeper = keeper
         self.mps = MpsPlanner(
             keeper,
             modes,
-            state_dir=paths.state_dir(driver),
-            host_path=paths.host_spelling,
+            state_dir=state_dir or paths.state_dir(driver),
+            host_path=host_path or paths.host_spelling,
             tell=self._tell,
         )
         time_slicing = TimeSlicingPlanner(slices, modes, base=base, tell=self._tell)
+        planners: Mapping[str, StrategyPlanner] = {"TimeSlicing": time_slicing, "MPS": self.mps}
         self.strategies: Mapping[str, StrategyPlanner] = {
             strategy: planner if (gates or {}).get(_GATES[strategy], True) else _switched_off(strategy)
-            for strategy, planner in {"TimeSlicing": time_slicing, "MPS": self.mps}.items()
+            for strategy, planner in planners.items()
         }
         # Also of what is switched off now: it may have been on.
         self.effects: Mapping[str, Revive] = {
@@ -92,9 +102,17 @@ def sharing_of(
     session: NvmlSession,
     inventory: Callable[[], Inventory],
     notify: Notify,
-    gates: Mapping[str, bool],
-) -> Sharing:
+    settings: PluginSettings,
+) -> Sharing[HeardKeeper]:
     """Give what a machine with NVML, nvidia-smi and a keeper has."""
+
+    def base(gpu_uuid: str) -> Interval:
+        for gpu in inventory().gpus:
+            if gpu.uuid == gpu_uuid:
+                identity = GpuIdentity(gpu.uuid, gpu.product_name, gpu.pci_address)
+                return settings.gpus.of(identity).time_slice or "Default"
+        return "Default"
+
     return Sharing(
         paths,
         driver=driver,
@@ -102,7 +120,8 @@ def sharing_of(
         slices=SmiTimeSlices(paths),
         keeper=HeardKeeper(paths.state_dir(driver), proc=visible_processes(paths.proc)),
         notify=notify,
-        gates=gates,
+        gates=settings.gates,
+        base=base,
     )
 
 

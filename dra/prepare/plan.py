@@ -189,8 +189,8 @@ def _plan_group(
         devices = ", ".join(result.device for result in group.results)
         raise ConfigError(
             "DRA-CONFIG-UNSUPPORTED",
-            f"{group.config.kind} asks for sharing strategy {strategy} on {devices}, which is not supported yet "
-            "by this version of the driver",
+            f"{group.config.kind} asks for sharing strategy {strategy} on {devices}, which this node's driver "
+            "does not have",
             remedy="Remove the sharing block from the configuration.",
             kind=group.config.kind,
             strategy=strategy,

@@ -150,6 +150,8 @@ class SimCluster:
         )  # fmt: skip
         node.start_kubelet()
         node.start_driver()
+        if node.keeper is not None:
+            node.keeper.start()
         return node
 
     def stop(self) -> None:

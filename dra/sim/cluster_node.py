@@ -16,6 +16,7 @@ from dra.kube.client import KubeClient
 from dra.kube.connection import Connection, KubeOptions
 from dra.sim.kubelet import PodLoop, SimKubelet, Timings
 from dra.sim.leash import Leash
+from dra.sim.mps import NodeKeeper
 from dra.sim.node import SimulatedNode
 from dra.sim.runtime import Runtime
 
@@ -44,6 +45,7 @@ class ClusterNode:
     minor: int
     arguments: Sequence[str] = ()
     process: subprocess.Popen[bytes] | None = None
+    keeper: NodeKeeper | None = None
 
     @classmethod
     def make(
@@ -62,9 +64,11 @@ class ClusterNode:
         (root / "var/lib/kubelet/plugins_registry").mkdir(parents=True, exist_ok=True)
         client = KubeClient(Connection(KubeOptions(kubeconfig=str(kubeconfig), user_agent="sim-kubelet")))
         kubelet, loop = _kubelet(name, root, client, minor)
-        return cls(
+        made = cls(
             name, profile, root, machine, kubelet, loop, client, leash, kubeconfig, minor, tuple(arguments)
         )
+        made.keeper = NodeKeeper(profile, root, leash)
+        return made
 
     @property
     def cdi_root(self) -> Path:
@@ -135,6 +139,8 @@ class ClusterNode:
     def stop(self) -> None:
         """End driver and kubelet. The files stay."""
         self.stop_driver()
+        if self.keeper is not None:
+            self.keeper.close()
         self.loop.stop()
         self.kubelet.stop()
         self.client.close()

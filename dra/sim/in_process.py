@@ -48,6 +48,7 @@ from dra.sim.kubelet.versions import KubeletVersion, Timings
 from dra.sim.node import SimulatedNode
 from dra.sim.profiles import machine_profile
 from dra.sim.runtime import Runtime
+from dra.sim.sharing import memory_sharing
 from dra.slices.features import ServerFeatures
 from dra.slices.pool import MigMode, PoolContent, build_pool
 from dra.telemetry.log import get_logger
@@ -211,6 +212,7 @@ class InProcessNode:
         mig_mode: MigMode = DEFAULT_MIG_MODE,
     ) -> None:
         self.name, self.profile, self.timings = name, machine.profile, timings
+        self._machine_root = machine.root
         self.root = machine.root / "nodes" / name
         self.cdi_root, self.state_dir = self.root / "cdi", self.root / "state"
         self.inventory = machine.inventory_of(name)
@@ -223,9 +225,12 @@ class InProcessNode:
             driver=driver, pool=name, state_dir=self.state_dir, cdi_root=self.cdi_root, boot_id=boot_id(machine.paths),
             create_partitions=mig_mode == "dynamic", parallel_claims=_WORKERS,
         )  # fmt: skip
+        self.sharing = memory_sharing(
+            machine.paths, driver=driver, state_dir=self.state_dir, host_path=self._in_machine
+        )
         ports = EnginePorts(
             source=_Claims(api), inventory=lambda: partitions.on(self.inventory), renderer=machine.renderer,
-            mig=partitions,
+            mig=partitions, strategies=self.sharing.strategies, effects=self.sharing.effects,
         )  # fmt: skip
         self.engine = Engine(settings, ports)
         self.engine.open()
@@ -238,6 +243,10 @@ class InProcessNode:
         )
         runtime = Runtime(machine.root, cdi_dirs=(f"/nodes/{name}/cdi",))
         self.pods = PodRuns(self.manager, runtime=runtime)
+
+    def _in_machine(self, path: Path) -> str:
+        """Give a path as the machine's files have it: containers of all its nodes see them."""
+        return "/" + str(path.relative_to(self._machine_root))
 
     def health(self) -> dict[tuple[str, str, str], tuple[str, str]]:
         """Give nothing: no health is streamed here."""

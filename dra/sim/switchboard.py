@@ -116,6 +116,26 @@ def _plugin_kill(node: ClusterNode, _options: Options) -> str:
     return "the DRA driver was killed with -9 and started again"
 
 
+def _keeper_stop(node: ClusterNode, _options: Options) -> str:
+    if node.keeper is not None:
+        node.keeper.stop()
+    return "the MPS keeper's process is stopped; its daemons run on"
+
+
+def _keeper_kill(node: ClusterNode, _options: Options) -> str:
+    if node.keeper is not None:
+        node.keeper.stop(kill=True)
+        node.keeper.start()
+    return "the MPS keeper was killed with -9 and started again"
+
+
+def _mps_kill(node: ClusterNode, _options: Options) -> str:
+    killed = node.keeper.kill_daemons() if node.keeper is not None else 0
+    if not killed:
+        raise _wrong(f"{node.name} has no MPS control daemon", "Run a pod that asks for strategy MPS first.")
+    return f"{killed} MPS control daemon(s) were killed with -9"
+
+
 def _kubelet_restart(node: ClusterNode, _options: Options) -> str:
     node.restart_kubelet()
     return "the kubelet was restarted; it has wiped the node's slices"
@@ -133,6 +153,9 @@ NODE_FAULTS: dict[str, NodeFault] = {
     "library-missing": NodeFault("the NVIDIA driver's libraries are gone", _library_missing),
     "plugin-stop": NodeFault("the DRA driver's process ends", _plugin_stop),
     "plugin-kill": NodeFault("the DRA driver's process is killed and started again, once", _plugin_kill),
+    "keeper-stop": NodeFault("the MPS keeper's process ends", _keeper_stop),
+    "keeper-kill": NodeFault("the MPS keeper's process is killed and started again, once", _keeper_kill),
+    "mps-kill": NodeFault("the node's MPS control daemons are killed, once", _mps_kill),
     "kubelet-restart": NodeFault("the kubelet starts anew and wipes its slices, once", _kubelet_restart),
 }  # fmt: skip
 
@@ -226,6 +249,8 @@ class Switchboard:
             if not gpu.present:
                 control.add_gpu(gpu.uuid)
         node.start_driver()
+        if node.keeper is not None:
+            node.keeper.start()
 
     def active(self) -> list[Json]:
         """Give what is on now: target, fault, detail."""
@@ -263,6 +288,8 @@ def _node_faults(node: ClusterNode) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     if not node.driver_runs:
         found.append(("plugin-stop", f"log: {node.log}"))
+    if node.keeper is not None and not node.keeper.runs:
+        found.append(("keeper-stop", f"log: {node.keeper.log}"))
     if not state.library_version:
         found.append(("library-missing", ""))
     if not state.module_version:

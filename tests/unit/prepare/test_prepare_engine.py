@@ -356,7 +356,7 @@ def test_a_sharing_strategy_is_refused_by_name_and_nothing_is_touched(node):
     assert not error.retryable
     assert "GpuConfig" in str(error)
     assert "TimeSlicing" in str(error)
-    assert "not supported yet" in str(error)
+    assert "does not have" in str(error)
     assert node.files() == []
 
 
