@@ -323,19 +323,6 @@ def test_after_a_reboot_an_unprepare_removes_the_daemons_folder(shared):
     shared.clean()
 
 
-def test_mps_and_a_time_slice_on_shares_of_one_gpu_go_together(shared):
-    """A GPU that is given out in shares is never exclusive: another daemon, or no daemon, may use it too."""
-    one = shared.claim(1, share("gpu-0", "a"), configs=[opaque(mps())])
-    two = shared.claim(2, share("gpu-0", "b"), configs=[opaque(interval("Long"))])
-    three = shared.claim(3, share("gpu-0", "c"), configs=[opaque(mps())])
-    for ref in (one, two, three):
-        shared.prepared(ref)
-    assert (shared.compute_mode(0), shared.time_slice(0), len(shared.keeper.daemons)) == (0, 3, 2)
-    for ref in (two, one, three):
-        shared.unprepare(ref)
-    shared.clean()
-
-
 def test_mps_on_a_mig_device_that_was_there(mig):
     (uuid,) = mig.sim.set_mig_layout(0, [("1g.10gb", 0)])
     mig.look()
