@@ -13,6 +13,7 @@ import contextlib
 import functools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,8 @@ RESCAN_SECONDS = 3.0
 UNHEARD_SECONDS = 30.0
 # Checks that may be under way at once; each may hang in the driver.
 _MOST_CHECKS = 4
+# XIDs of GPUs that were not seen yet: from before the first look, or of a GPU that is just coming.
+_MOST_UNPLACED = 64
 _GONE = "DRA-GPU-GONE"
 _NOT_LOADED = "DRA-NVML-DRIVER-NOT-LOADED"
 
@@ -124,6 +127,7 @@ class HealthMonitor:
         # Guards what other threads leave here.
         self._news = threading.Condition()
         self._hearing = Hearing()
+        self._unplaced: deque[KernelXid] = deque(maxlen=_MOST_UNPLACED)
         self._readings: list[tuple[str, Reading, float]] = []
         self._look = True
         self._inventory_is_new = True
@@ -182,6 +186,7 @@ class HealthMonitor:
         afterwards is never published without its taints.
         """
         self._tell(inventory, ())
+        self._place(inventory)
         with self._news:
             self._inventory_is_new = True
             self._look = True
@@ -228,12 +233,21 @@ class HealthMonitor:
             self._news.notify_all()
 
     def _kernel_told(self, found: KernelXid) -> None:
-        gpu = next((each for each in self._ports.inventory().gpus if each.pci_address == found.address), None)
-        if gpu is None:
-            log.warning("xid_of_unknown_gpu", pci=str(found.address), xid=found.xid)
-            return
         with self._news:
-            self._hear(XidEvent(Scope(gpu.uuid, found.gi, found.ci), found.xid, "kernel log"))
+            self._unplaced.append(found)
+        self._place(self._ports.inventory())
+
+    def _place(self, inventory: Inventory) -> None:
+        """Find the GPUs of XIDs that the kernel told by address; those of GPUs not seen yet wait for a while."""
+        gpus = {gpu.pci_address: gpu.uuid for gpu in inventory.gpus}
+        with self._news:
+            waiting, self._unplaced = self._unplaced, deque(maxlen=_MOST_UNPLACED)
+            for found in waiting:
+                uuid = gpus.get(found.address)
+                if uuid is None:
+                    self._unplaced.append(found)
+                else:
+                    self._hear(XidEvent(Scope(uuid, found.gi, found.ci), found.xid, "kernel log"))
             self._news.notify_all()
 
     def _hear(self, event: XidEvent) -> None:

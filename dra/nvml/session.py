@@ -156,16 +156,29 @@ class NvmlSession:
         Raises:
             StackError: the session cannot be opened, or was lost while they ran.
         """
-        opened = self._ensure_open()
-        results = self._lanes.run_each(
-            {subject: functools.partial(self._use, opened, call) for subject, call in calls.items()},
-            deadline_seconds=self._call_seconds if deadline_seconds is None else deadline_seconds,
-        )
+        opened = self._entered()
+        try:
+            results = self._lanes.run_each(
+                {subject: functools.partial(self._use, opened, call) for subject, call in calls.items()},
+                deadline_seconds=self._call_seconds if deadline_seconds is None else deadline_seconds,
+            )
+        finally:
+            self._left(opened)
         for result in results.values():
             if isinstance(result, DraError) and result.code in SESSION_ENDED:
                 self._end(opened, why=result.code)
                 raise result
         return results
+
+    def _entered(self) -> Opened:
+        """Give the open session, counted as used: it is not closed between two of the calls, whatever the policy."""
+        for _ in range(2):
+            opened = self._ensure_open()
+            with self._changed:
+                if not opened.ended:
+                    opened.users += 1
+                    return opened
+        raise StackError(SESSION_LOST, "NVML: the session was closed meanwhile", retryable=True)
 
     def _use(self, opened: Opened, call: Callable[[NvmlApi], T]) -> T:
         with self._changed:

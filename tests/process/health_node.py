@@ -90,14 +90,15 @@ def reasons(node: Node, name: str) -> Counter[str]:
     return found
 
 
-def threads(pid: int) -> Counter[str]:
-    """The threads of a process by name."""
-    names = [path.read_text().strip() for path in Path(f"/proc/{pid}/task").glob("*/comm")]
-    return Counter(names)
+def threads(pid: int) -> int:
+    """How many threads a process has."""
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
 
 def started(node: Node, *arguments: str, minor: int = 36, **periods: float):
-    """Start daemon and kubelet; gives both once the GPUs are published and watched."""
+    """Start daemon and kubelet; gives both once the GPUs are published and watched. Whole GPUs, if not told else."""
+    if not any(argument.startswith("--mig-mode") for argument in arguments):
+        arguments = ("--mig-mode=static", *arguments)
     daemon = node.daemon(*arguments, periods={**SOON, **periods})
     kubelet = node.kubelet(minor=minor)
     kubelet.wait_registered(DRIVER, timeout_seconds=60)

@@ -50,7 +50,7 @@ def test_xid_79_on_one_gpu_of_eight(node):
     times = {key: added(node, "gpu-3", key) for key in LOST_TAINTS}
 
     assert daemon.terminate(within_seconds=15) == 0
-    daemon = node.daemon(periods=SOON)
+    daemon = node.daemon("--mig-mode=static", periods=SOON)
     wait_until(lambda: daemon.logged("pool_published"), what="the next instance has published")
     wait_until(lambda: daemon.logged("nvml_events_watched"), what="and watches")
     assert taints(node) == {"gpu-3": LOST_TAINTS}

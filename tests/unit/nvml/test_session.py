@@ -335,3 +335,13 @@ def test_a_function_the_driver_does_not_have_is_an_answer_not_a_crash(make):
     session = make(FakeNvml(gpus(1)))
     assert session.run(lambda api: api.optional("nvmlDeviceGetSerial", api.handle(GPU0))) is None
     assert session.run(lambda api: api.optional("nvmlNoSuchFunctionAnywhere")) is None
+
+
+def test_calls_to_several_gpus_share_one_session_although_it_is_never_held(make):
+    library = FakeNvml(gpus(4))
+    session = make(library, hold=HoldPolicy.NEVER)
+    quick = {f"{each}": count for each in range(40)}
+    for _ in range(5):
+        assert set(session.run_each(quick).values()) == {4}
+    assert not session.state.is_open
+    assert library.inits == library.shutdowns == 5
