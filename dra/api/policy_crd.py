@@ -60,6 +60,8 @@ _RULES: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
 }
 
+_EXACT = 2**53 - 1
+
 
 def structural(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Json:
     """Turn a schema as pydantic writes it into a structural one."""
@@ -103,6 +105,11 @@ def structural(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Jso
         made["items"] = structural(schema["items"], definitions)
     if made.get("type") == "integer":
         made["format"] = "int64"
+        # The API server reads a bound as a double and refuses every value where the double is not exact; what is left
+        # out are the bounds of int64, which hold anyway.
+        for bound in ("minimum", "maximum"):
+            if abs(made.get(bound, 0)) >= _EXACT:
+                del made[bound]
     if rules:
         made["x-kubernetes-validations"] = rules
     return made

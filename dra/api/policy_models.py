@@ -85,9 +85,11 @@ class GpuMatch(_Strict):
             description="Product name with * and ?; case, and spaces against dashes, make no difference: NVIDIA-A100*.",
         ),
     ] = None
-    uuid: Annotated[str | None, Field(pattern=UUID_PATTERN, description="NVML's UUID of the GPU.")] = None
+    uuid: Annotated[
+        str | None, Field(max_length=40, pattern=UUID_PATTERN, description="NVML's UUID of the GPU.")
+    ] = None
     pciAddress: Annotated[  # noqa: N815
-        str | None, Field(pattern=PCI_PATTERN, description="PCI address: 0000:65:00.0.")
+        str | None, Field(max_length=16, pattern=PCI_PATTERN, description="PCI address: 0000:65:00.0.")
     ] = None
 
 

@@ -292,3 +292,14 @@ def test_a_status_subresource_keeps_spec_and_generation_apart(server) -> None:
         {"count": 2},
         2,
     )
+
+
+def test_a_bound_that_no_double_holds_exactly_makes_every_value_wrong(server):
+    number = {"type": "integer", "format": "int64", "maximum": 2**63 - 1}
+    body = definition({"type": "object", "properties": {"number": number}})
+    assert server.request("POST", DEFINITIONS, body)[0] == 201
+    status, answer = make(server, {"number": 1})
+    assert status == 422
+    assert (
+        "Maximum boundary value must be of type integer with format int64 in spec.number" in answer["message"]
+    )

@@ -27,6 +27,7 @@ from dra.sim.apiserver.validation.custom_rules import MISSING, RuleCheck, RuleTr
 
 Json = dict[str, Any]
 
+_EXACT_DOUBLE = 2**53 - 1
 _UNCHECKED = (
     "some validation rules were not checked because the object was invalid; correct the existing errors to "
     "complete validation"
@@ -242,6 +243,7 @@ def _scalar(value: Any, schema: Json, path: str) -> Iterator[Cause]:
             yield bad(path, value, f"{path} in body must be of type {schema['format']}: {show(value)}")
     elif isinstance(value, (int, float)):
         low, high = schema.get("minimum"), schema.get("maximum")
+        yield from _bounds(schema, path)
         if low is not None and schema.get("exclusiveMinimum") and value <= low:
             yield bad(path, value, f"{path} in body should be greater than {show(low)}")
         elif low is not None and value < low:
@@ -253,6 +255,15 @@ def _scalar(value: Any, schema: Json, path: str) -> Iterator[Cause]:
         step = schema.get("multipleOf")
         if step and value % step:
             yield bad(path, value, f"{path} in body should be a multiple of {show(step)}")
+
+
+def _bounds(schema: Json, path: str) -> Iterator[Cause]:
+    """A real server reads bounds as doubles, and refuses every value where one of an integer is not exact."""
+    for bound, said in (("minimum", "Minimum"), ("maximum", "Maximum")):
+        if schema.get("type") == "integer" and abs(schema.get(bound) or 0) > _EXACT_DOUBLE:
+            kind = schema.get("format") or "default"
+            text = f'Invalid value: "": {said} boundary value must be of type integer with format {kind} in {path}'
+            yield Cause("FieldValueInvalid", "<nil>", text)
 
 
 def _matches(pattern: str, value: str) -> bool:
