@@ -6,13 +6,12 @@ import argparse
 import contextlib
 import json
 import os
-import socket
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dra.cli.node_view import add_node_arguments, node_view
 from dra.errors import ConfigError, KubeError
 
 if TYPE_CHECKING:
@@ -48,27 +47,7 @@ def add_parser(subparsers: Any) -> None:
         "--kubeconfig", help="default: $KUBECONFIG, ~/.kube/config, the pod's service account"
     )
     parser.add_argument("--context", help="context of the kubeconfig")
-    parser.add_argument("--host-root", metavar="DIR", help="where the node's / is (default: $HOST_ROOT, /)")
-    parser.add_argument(
-        "--simulate", metavar="PROFILE", help="look at a simulated machine, below --host-root if given"
-    )
-    parser.add_argument(
-        "--node-name",
-        default=os.environ.get("NODE_NAME") or None,
-        help="this node's name (default: $NODE_NAME, the host's)",
-    )
-    parser.add_argument("--driver-name", default=os.environ.get("DRA_DRIVER_NAME") or "gpu.nvidia.com")
-    for flag, variables in PATH_FLAGS.items():
-        parser.add_argument(flag, metavar="DIR", help=f"as of dra plugin [{', '.join(variables)}]")
-
-
-PATH_FLAGS = {
-    "--nvidia-driver-root": ("NVIDIA_DRIVER_ROOT", "HOST_DRIVER_ROOT"),
-    "--container-driver-root": ("DRIVER_ROOT_CTR_PATH",),
-    "--cdi-root": ("CDI_ROOT",),
-    "--kubelet-registrar-directory-path": ("KUBELET_REGISTRAR_DIRECTORY_PATH",),
-    "--kubelet-plugins-directory-path": ("KUBELET_PLUGINS_DIRECTORY_PATH",),
-}
+    add_node_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -145,62 +124,11 @@ def _is_node(args: argparse.Namespace, ctx: NodeContext) -> bool:
 
 @contextlib.contextmanager
 def node_context(args: argparse.Namespace) -> Iterator[NodeContext]:
+    """Give what a look at the node starts from."""
     from dra.diagnose.doctor.context import NodeContext
-    from dra.host.paths import HostPaths
 
-    name = args.node_name or socket.gethostname().lower()
-    if not args.simulate:
-        yield NodeContext(HostPaths(**_real_paths(args)), name, driver=args.driver_name)
-        return
-    from dra.sim.node import SimulatedNode
-
-    with contextlib.ExitStack() as made:
-        root = args.host_root or made.enter_context(tempfile.TemporaryDirectory(prefix="dra-doctor-"))
-        try:
-            node = SimulatedNode(args.simulate, Path(root))
-        except (KeyError, ValueError) as error:
-            from dra.sim.profiles import PROFILES
-
-            raise ConfigError(
-                "DRA-CLI-PROFILE",
-                f"--simulate {args.simulate}: {error}",
-                remedy=f"Choose one of {', '.join(sorted(PROFILES))}.",
-            ) from error
-        yield NodeContext(
-            HostPaths(**node.paths_kwargs()),
-            args.node_name or args.simulate,
-            driver=args.driver_name,
-            library=node.library,
-        )
-
-
-def _real_paths(args: argparse.Namespace) -> dict[str, Any]:
-    """Give the arguments of `HostPaths`: flags, then the environment of the plugin's pod, then below the host's root.
-
-    Paths of the environment are as the pod sees them, so they do not count beside a `--host-root` that was typed.
-    """
-    told = {
-        flag: getattr(args, flag.removeprefix("--").replace("-", "_"))
-        or (
-            ""
-            if args.host_root
-            else next((os.environ[name] for name in variables if os.environ.get(name)), "")
-        )
-        for flag, variables in PATH_FLAGS.items()
-    }
-    fields: dict[str, Any] = {"host_root": Path(args.host_root or os.environ.get("HOST_ROOT") or "/")}
-    if told["--nvidia-driver-root"]:
-        fields["driver_root_host"] = told["--nvidia-driver-root"]
-    mounted = told["--container-driver-root"] or (
-        "/driver-root" if not args.host_root and Path("/driver-root").is_dir() else ""
-    )
-    named = {
-        "driver_root": mounted,
-        "cdi_root": told["--cdi-root"],
-        "kubelet_registry_dir": told["--kubelet-registrar-directory-path"],
-        "kubelet_plugins_dir": told["--kubelet-plugins-directory-path"],
-    }
-    return fields | {field: Path(value) for field, value in named.items() if value}
+    with node_view(args) as view:
+        yield NodeContext(view.paths, view.name, driver=args.driver_name, library=view.library)
 
 
 def _cluster(args: argparse.Namespace, kind: str, ctx: NodeContext) -> Cluster | None:

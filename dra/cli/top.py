@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from dra.cli.doctor import PATH_FLAGS, node_context
+from dra.cli.doctor import node_context
+from dra.cli.node_view import add_node_arguments
 
 if TYPE_CHECKING:
     from dra.diagnose.doctor.context import NodeContext
@@ -60,14 +61,7 @@ def add_parser(subparsers: Any) -> None:
         "--idle-after", type=float, default=10.0, metavar="MINUTES",
         help="an allocation that does nothing is called idle when it is that old (default: 10)",
     )  # fmt: skip
-    parser.add_argument("--host-root", metavar="DIR", help="where the node's / is (default: $HOST_ROOT, /)")
-    parser.add_argument(
-        "--simulate", metavar="PROFILE", help="show a simulated machine, below --host-root if given"
-    )
-    parser.add_argument("--node-name", default=os.environ.get("NODE_NAME") or None, help=argparse.SUPPRESS)
-    parser.add_argument("--driver-name", default=os.environ.get("DRA_DRIVER_NAME") or "gpu.nvidia.com")
-    for flag, variables in PATH_FLAGS.items():
-        parser.add_argument(flag, metavar="DIR", help=f"as of dra plugin [{', '.join(variables)}]")
+    add_node_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

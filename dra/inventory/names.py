@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 _GPU = re.compile(r"gpu-(\d+)", re.ASCII)
 _MIG = re.compile(r"gpu-(\d+)-mig-(.+)-(\d+)-(\d+)", re.ASCII)
+# Up to v25.8 NVIDIA's driver wrote profile id, start and size; a profile's own name has letters.
+_OLD_MIG = re.compile(r"gpu-(\d+)-mig-(\d+)-(\d+)-\d+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,10 @@ class GpuName:
 
 @dataclass(frozen=True, slots=True)
 class MigName:
-    """A MIG placement: the GPU's minor, the profile as it stands in names, its id and the first memory slice."""
+    """A MIG placement: the GPU's minor, the profile as it stands in names, its id and the first memory slice.
+
+    `profile` is empty in names of old claims, which have its id only.
+    """
 
     minor: int
     profile: str
@@ -43,10 +48,17 @@ def profile_slug(profile: str) -> str:
     return re.sub(r"[^a-z0-9]", "-", profile.lower().replace(".", ""))
 
 
+def is_profile(name: MigName, profile: str) -> bool:
+    """Whether a name may stand for a profile (`1g.5gb`) as far as the profile's own name goes."""
+    return name.profile in ("", profile_slug(profile))
+
+
 def parse_device_name(name: str) -> GpuName | MigName | None:
     """Read a device name; None if it is not one of ours."""
     if match := _GPU.fullmatch(name):
         return GpuName(int(match[1]))
+    if match := _OLD_MIG.fullmatch(name):
+        return MigName(int(match[1]), "", int(match[2]), int(match[3]))
     if match := _MIG.fullmatch(name):
         return MigName(int(match[1]), match[2], int(match[3]), int(match[4]))
     return None

@@ -40,6 +40,7 @@ from dra.plugin.machine import Machine
 from dra.plugin.metrics import CallMetrics, metrics_of
 from dra.plugin.mig_port import MigPort
 from dra.plugin.mps_watch import MpsWatch
+from dra.plugin.node_upkeep import deployment_deleter, keep_up
 from dra.plugin.owned import owned_by
 from dra.plugin.pool_source import PoolSource
 from dra.plugin.ports import ClaimEvents, ClaimPort, GpuUsers, NodeEvents
@@ -194,6 +195,7 @@ class Daemon:
             cdi_root=paths.cdi_root,
             boot_id=boot_id(paths),
             create_partitions=self.settings.mig_mode == "dynamic",
+            imported_partitions_are_ours=self.settings.gates.get("DynamicMIG", False),
         )
 
     def _engine_ports(self) -> EnginePorts:
@@ -205,6 +207,7 @@ class Daemon:
             hook_path=settings.cdi_hook_path,
         )
         return EnginePorts(
+            delete_deployment=deployment_deleter(self.client, settings),
             source=ClaimPort(self.client),
             inventory=lambda: self.inventory.current,
             fresh_inventory=self._look_again,
@@ -269,6 +272,7 @@ class Daemon:
             self.inventory.subscribe(self.health.monitor.inventory_changed)
             self.health.monitor.start()
         self.inventory.subscribe(self.pool.inventory_changed)
+        keep_up(self.inventory, settings, self.machine.paths, self.client)
         self.inventory.start()
         self.engine.open()
         self.endpoint.start()

@@ -21,6 +21,7 @@ CONTAINER_DRIVER_ROOT = Path("/driver-root")
 DEFAULT_MIG_MODE: MigMode = "dynamic"
 MIG_MODES: tuple[MigMode, ...] = ("dynamic", "static", "none")
 NVML_HOLDS = ("auto", "always", "never")
+NODE_LABELS = ("none", "nfd", "api")
 EXPOSURES = ("auto", "hooks", "soname", "ld-library-path")
 
 # From and to. One look a second is what a GPU's driver stands; a day is never.
@@ -69,6 +70,7 @@ class PluginSettings:
         gpus: what the flags say of single GPUs: how they are shared.
         healthcheck_port: TCP port of the probe; negative: none.
         health_effects: by key of a health taint, the effect that replaces the usual one.
+        dev_char_links, node_labels, clean_up_mps_deployments: see `dra.plugin.node_upkeep`.
         gates: NVIDIA's feature gates that were set.
         ignored: flags that were given and have no effect, for a warning.
         crash_at: name of a journal step at which a simulated daemon kills itself, and the how-manieth time.
@@ -101,6 +103,9 @@ class PluginSettings:
     metrics_interval_seconds: float = 1.0
     ignored_xids: tuple[int, ...] = ()
     health_effects: Mapping[str, Effect] = field(default_factory=dict)
+    dev_char_links: bool = True
+    node_labels: str = "none"
+    clean_up_mps_deployments: bool = False
     gates: Mapping[str, bool] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     simulate: str = ""
@@ -150,6 +155,7 @@ def check_settings(settings: PluginSettings) -> None:
         ("--nvml-hold", settings.nvml_hold, NVML_HOLDS),
         ("--mig-mode", settings.mig_mode, MIG_MODES),
         ("--cdi-exposure", settings.cdi_exposure, EXPOSURES),
+        ("--node-labels", settings.node_labels, NODE_LABELS),
     ):
         if value not in allowed:
             raise ConfigError(

@@ -73,7 +73,10 @@ class CdiFiles:
         data = read_bytes(self.path(uid))
         if data is None or hashlib.sha256(data).hexdigest() != sha256:
             return None
-        spec = json.loads(data)
+        try:
+            spec = json.loads(data)
+        except ValueError:
+            return _foreign(data)
         return spec if isinstance(spec, dict) and self.is_as(uid, spec) else None
 
     def remove(self, path: Path) -> None:
@@ -114,6 +117,17 @@ class CdiFiles:
         except OSError:
             return removed
         return removed
+
+
+def _foreign(data: bytes) -> Mapping[str, Any] | None:
+    """Read a spec that was taken over as NVIDIA's driver wrote it; rare, and so is what it needs."""
+    import yaml
+
+    try:
+        spec = yaml.safe_load(data)
+    except yaml.YAMLError:
+        return None
+    return spec if isinstance(spec, dict) else None
 
 
 def remove_if_old(path: Path, older_than_seconds: float) -> bool:

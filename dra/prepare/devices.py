@@ -13,7 +13,7 @@ from dra.api.claim import AllocatedDevice
 from dra.api.config import DeviceType
 from dra.errors import DeviceError, StackError
 from dra.inventory.model import NODE, Gpu, Inventory
-from dra.inventory.names import GpuName, MigName, parse_device_name, profile_slug
+from dra.inventory.names import GpuName, MigName, is_profile, parse_device_name
 from dra.prepare.effects import Effect
 from dra.prepare.mig_effects import CreateMig, MigMode
 from dra.prepare.mig_marks import NO_MARKS, MarkDirectory, Marks
@@ -147,7 +147,7 @@ def _size(gpu: Gpu, name: MigName) -> int | None:
     sizes = (
         size
         for profile in gpu.mig_profiles
-        if profile.profile_id == name.profile_id and profile_slug(profile.name) == name.profile
+        if profile.profile_id == name.profile_id and is_profile(name, profile.name)
         for start, size in profile.placements
         if start == name.start
     )

@@ -71,6 +71,10 @@ class EffectCatalog:
     def __init__(self, kinds: Mapping[str, Revive]) -> None:
         self._kinds = dict(kinds)
 
+    def knows(self, kind: str) -> bool:
+        """Whether effects of a kind can be undone here."""
+        return kind in self._kinds
+
     def revive(self, entry: JournalEntry) -> Effect:
         """Give the effect of an entry.
 

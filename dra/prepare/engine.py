@@ -25,6 +25,7 @@ from dra.prepare.devices import MigView
 from dra.prepare.effects import Effect, EffectCatalog, WriteCdi
 from dra.prepare.fetch import ClaimFetcher
 from dra.prepare.holds import lock_name
+from dra.prepare.imports import CHECKPOINT, revive_foreign_mps, stands_as_imported, take_over
 from dra.prepare.journal import Journal, only_spec
 from dra.prepare.locks import LockDirectory, hold_shared
 from dra.prepare.mig_effects import mig_effects
@@ -77,9 +78,13 @@ class Engine:
             {
                 WriteCdi.kind: lambda args: WriteCdi.revive(args, files=self.cdi),
                 **({} if ports.mig is None else mig_effects(ports.mig, self.marks)),
+                "nvidia-mps": lambda args: revive_foreign_mps(
+                    args, settings.state_dir, ports.delete_deployment
+                ),
                 **ports.effects,
             }
         )
+        self._knows = catalog.knows
         self._journal = Journal(self.store, catalog, boot_id=settings.boot_id, step=ports.step)
         self._fetcher = ClaimFetcher(
             ports.source,
@@ -144,6 +149,13 @@ class Engine:
             self._take_down(ref, expected)
         self._log.info("claim_released", claim=str(ref), claim_uid=uid, reason=reason)
         return True
+
+    def name_claim(self, expected: Record, ref: ClaimRef, *, wait_seconds: float = 0.5) -> None:
+        """Write down what a claim is called of which only the UID was known, unless its record changed meanwhile."""
+        with self._locked(expected.ref, _gpus_of(expected), "naming", wait_seconds):
+            self.store.refresh()
+            if self.store.get(ref.uid) == expected:
+                self.store.put(replace(expected, ref=ref), fsync=False)
 
     def restore_spec(self, expected: Record, *, wait_seconds: float = 0.5) -> bool:
         """Write the CDI spec of a prepared claim again if it is gone; whether that was needed. No API.
@@ -254,6 +266,8 @@ class Engine:
         boot_id = self._settings.boot_id
         # Who holds its devices already is not asked again: a lost record that may hold them too must not end it.
         holder = previous is not None and previous.is_complete(boot_id) and previous.results == view.results
+        if previous is not None and holder and stands_as_imported(previous, self.cdi.path(ref.uid)):
+            return previous.devices
         began = time.perf_counter()
         try:
             plan = plan_prepare(
@@ -347,6 +361,8 @@ class Engine:
             return None  # Such a claim was never prepared.
         began = time.monotonic()
         try:
+            if not self._opened and (self._settings.state_dir / CHECKPOINT).exists():
+                self._open()  # else a claim that NVIDIA's driver prepared would pass for an unknown one
             known = self._unprepare_in_rounds(ref)
         except Exception as error:  # marked border: one claim's failure is its own
             problem = self._as_dra_error(error, "unprepare", ref)
@@ -453,6 +469,7 @@ class Engine:
             return
         self.locks.make()
         self.store.open()
+        take_over(self._settings, self.store, self.cdi, knows=self._knows, step=self._ports.step)
         for record in self.store.records():
             if record.boot_id != self._settings.boot_id:
                 # Device numbers may have changed. The kubelet prepares again what still runs here.

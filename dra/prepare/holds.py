@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from dra.api.claim import AllocatedDevice, ClaimRef, Consumer
 from dra.errors import DeviceError
 from dra.inventory.model import Inventory
-from dra.inventory.names import GpuName, MigName, parse_device_name, profile_slug
+from dra.inventory.names import GpuName, MigName, is_profile, parse_device_name
 from dra.values import Quantity
 
 # Memory slices of the largest MIG layout; a partition of unknown size is taken to reach to the end.
@@ -73,7 +73,7 @@ def _mig_size(name: MigName, inventory: Inventory) -> int:
         if gpu.minor != name.minor:
             continue
         for profile in gpu.mig_profiles:
-            if profile.profile_id == name.profile_id and profile_slug(profile.name) == name.profile:
+            if profile.profile_id == name.profile_id and is_profile(name, profile.name):
                 for start, size in profile.placements:
                     if start == name.start:
                         return size

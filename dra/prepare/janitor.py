@@ -175,11 +175,12 @@ class Janitor:
     def _sweep_records(self, report: SweepReport) -> None:
         found: list[tuple[Record, Stale]] = []
         asked, failure = 0, None
+        nameless = _ByUid(self._source)
         for record in self._engine.store.records():
             if self._stopping.is_set():
                 return
             try:
-                stale = judge_record(record, self._read_claim(record.ref))
+                stale = judge_record(record, self._claim_of(record, nameless))
             except DraError as error:
                 if _is_no_answer(error):
                     failure = error
@@ -239,6 +240,18 @@ class Janitor:
             self._tell(
                 record, "StaleClaimReleased", f"{stale.reason}; its devices are free again", warning=False
             )
+
+    def _claim_of(self, record: Record, nameless: _ByUid) -> ClaimView | None:
+        """Read a record's claim; None if there is none. Raises KubeError where the API gives no answer."""
+        if record.ref.name:
+            return self._read_claim(record.ref)
+        # Taken over from NVIDIA's driver, whose checkpoint has the UID only.
+        claim = nameless.get(record.ref.uid)
+        if claim is None:
+            return None
+        view = self._parse(claim)
+        self._engine.name_claim(record, view.ref)
+        return view
 
     def _read_claim(self, ref: ClaimRef) -> ClaimView | None:
         """Read a claim; None if there is none. Raises KubeError where the API gives no answer."""
@@ -369,7 +382,22 @@ class Janitor:
         self._log.info(
             "stale_claim", claim=str(record.ref), claim_uid=record.ref.uid, reason=reason, text=message
         )
-        self._notify(Notice(record.ref, reason, message, warning=warning))
+        self._notify(Notice(record.ref if record.ref.name else None, reason, message, warning=warning))
+
+
+class _ByUid:
+    """The claims of the API by UID, listed once, when the first is asked for."""
+
+    def __init__(self, source: ClaimSource) -> None:
+        self._source = source
+        self._claims: dict[str, Mapping[str, Any]] | None = None
+
+    def get(self, uid: str) -> Mapping[str, Any] | None:
+        """Give a claim. Raises KubeError."""
+        if self._claims is None:
+            found = self._source.list(_API_SECONDS)
+            self._claims = {str((claim.get("metadata") or {}).get("uid")): claim for claim in found}
+        return self._claims.get(uid)
 
 
 def _is_no_answer(error: DraError) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dra.inventory.model import Gpu, Inventory
-from dra.inventory.names import MigName, parse_device_name, profile_slug
+from dra.inventory.names import MigName, is_profile, parse_device_name
 from dra.prepare.record import JournalEntry, Record
 
 # The kinds of the two effects in the journal.
@@ -159,7 +159,7 @@ def offers(gpu: Gpu, name: MigName) -> bool | None:
         return None if gpu.mig_capable else False
     return any(
         profile.profile_id == name.profile_id
-        and profile_slug(profile.name) == name.profile
+        and is_profile(name, profile.name)
         and any(start == name.start for start, _ in profile.placements)
         for profile in gpu.mig_profiles
     )

@@ -35,7 +35,7 @@ class EngineSettings:
 
     `pool` is this node's pool, `state_dir` the driver's directory among the kubelet's plugins. `create_partitions`:
     a MIG device that is allocated and does not exist is made. `parallel_claims` counts those that wait for the lock of
-    a GPU too.
+    a GPU too. `imported_partitions_are_ours`: MIG devices in NVIDIA's checkpoint were made by its driver, not by hand.
     """
 
     driver: str
@@ -48,6 +48,7 @@ class EngineSettings:
     lock_wait_seconds: float = LOCK_WAIT_SECONDS
     mig_lock_wait_seconds: float = MIG_LOCK_WAIT_SECONDS
     create_partitions: bool = False
+    imported_partitions_are_ours: bool = False
     parallel_claims: int = 64
 
 
@@ -57,9 +58,10 @@ class EnginePorts:
 
     `inventory` answers at once. `fresh_inventory` looks at the hardware again, within a few seconds; it is asked
     when a device is not in the inventory. `conflict` hears the UID of the claim that holds a wanted device.
-    `strategies` and `effects` are how sharing plugs in. `mig` changes partitions; None: MIG devices are taken as the
-    inventory has them. `layout_changed` hears that partitions were made or destroyed. `settings` says how each GPU is
-    shared at this moment. `timing` hears how long each step of a prepare took.
+    `strategies` and `effects` are how sharing plugs in. `delete_deployment` removes what NVIDIA's driver left of an MPS
+    daemon, by name; None: it is left. `mig` changes partitions; None: MIG devices are taken as the inventory has them.
+    `layout_changed` hears that partitions were made or destroyed. `settings` says how each GPU is shared at this moment.
+    `timing` hears how long each step of a prepare took.
     """
 
     source: ClaimSource
@@ -71,6 +73,7 @@ class EnginePorts:
     step: Step = no_step
     strategies: Mapping[str, StrategyPlanner] = field(default_factory=dict)
     effects: Mapping[str, Revive] = field(default_factory=dict)
+    delete_deployment: Callable[[str], None] | None = None
     mig: MigControl | None = None
     layout_changed: Callable[[], None] = do_nothing
     settings: Callable[[], NodeSettings] = lambda: NO_SETTINGS

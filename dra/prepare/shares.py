@@ -13,7 +13,7 @@ from dra.api.claim import AllocatedDevice
 from dra.api.gpu_settings import NodeSettings, SharingSettings
 from dra.errors import DeviceError
 from dra.inventory.model import Gpu, Inventory
-from dra.inventory.names import MigName, parse_device_name, profile_slug
+from dra.inventory.names import MigName, is_profile, parse_device_name
 from dra.prepare.holds import Hold
 from dra.slices.sharing import MEMORY, MIB, SHARES, identity_of, shared_memory
 
@@ -70,7 +70,7 @@ def device_memory(device: str, gpu: Gpu) -> int | None:
         return gpu.memory_bytes
     profiles = (*gpu.mig_profiles, *(mig.profile for mig in gpu.mig_devices))
     for profile in profiles:
-        if profile.profile_id == name.profile_id and profile_slug(profile.name) == name.profile:
+        if profile.profile_id == name.profile_id and is_profile(name, profile.name):
             return profile.memory_mib * MIB
     return None
 

@@ -36,7 +36,7 @@ from tests.unit.controller.pools import DRIVER, NODE, Part, Pool, gpu, pool, poo
 pytestmark = [pytest.mark.real, needs_real_apiserver]
 
 MANIFESTS = Path(__file__).parents[2] / "deploy" / "manifests"
-PLUGIN = "dra-driver-nvidia-gpu-kubeletplugin"
+PLUGIN = "dra-driver-nvidia-gpu-service-account-kubeletplugin"
 NAMESPACE = "dra-driver-nvidia-gpu"
 TAINT = {"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"}
 # What a kubelet deletes by when it starts.

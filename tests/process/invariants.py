@@ -10,13 +10,14 @@ What is true is read from the simulated machine, the files and the API server, n
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 if TYPE_CHECKING:
     from tests.process.harness import DaemonProcess, Node
@@ -91,7 +92,7 @@ def check_files(node: Node) -> None:
     assert {record["state"] for record in records.values()} <= {"prepared"}
     assert set(records) == node.cdi_files()
     for uid, record in records.items():
-        spec = json.loads(node.cdi_file(uid).read_text())
+        spec = yaml.safe_load(node.cdi_file(uid).read_text())
         wanted = {name for device in record["devices"] for name in device["cdi_ids"]}
         assert {f"{spec['kind']}={device['name']}" for device in spec["devices"]} == wanted
         assert {device["device"] for device in record["devices"]} == {r["device"] for r in record["results"]}

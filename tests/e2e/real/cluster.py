@@ -21,7 +21,7 @@ RESOURCE = "/apis/resource.k8s.io/v1"
 SLICES = f"{RESOURCE}/resourceslices"
 IMAGE = "ubuntu:22.04"
 PLUGIN_NAMESPACE = "dra-driver-nvidia-gpu"
-PLUGIN_ACCOUNT = "dra-driver-nvidia-gpu-kubeletplugin"
+PLUGIN_ACCOUNT = "dra-driver-nvidia-gpu-service-account-kubeletplugin"
 POD_SECONDS = 40.0
 WAIT_FOR_EVER = "trap 'exit 0' TERM; sleep 9999 & wait"
 # Namespaces that come with the cluster or live as long as it.

@@ -1,0 +1,121 @@
+{{- define "dra.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "dra.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" }}
+{{- else }}
+{{- $name := default .Chart.Name .Values.nameOverride }}
+{{- if contains $name .Release.Name }}
+{{- .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name $name | trunc 63 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "dra.namespace" -}}
+{{- default .Release.Namespace .Values.namespaceOverride }}
+{{- end }}
+
+{{- define "dra.selectorLabels" -}}
+{{- if .Values.selectorLabelsOverride }}
+{{- toYaml .Values.selectorLabelsOverride }}
+{{- else -}}
+app.kubernetes.io/name: {{ include "dra.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+{{- end }}
+
+{{/* All objects have these; pods and selectors add the component. */}}
+{{- define "dra.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{ include "dra.selectorLabels" . }}
+{{- end }}
+
+{{- define "dra.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ default (printf "v%s" .Chart.AppVersion) .Values.image.tag }}
+{{- end }}
+{{- end }}
+
+{{- define "dra.serviceAccountBase" -}}
+{{- default (printf "%s-service-account" (include "dra.fullname" .)) .Values.serviceAccount.name }}
+{{- end }}
+
+{{- define "dra.pluginAccount" -}}
+{{ include "dra.serviceAccountBase" . }}-kubeletplugin
+{{- end }}
+
+{{- define "dra.fleetAccount" -}}
+{{ include "dra.serviceAccountBase" . }}-fleet
+{{- end }}
+
+{{- define "dra.webhookAccount" -}}
+{{ default (printf "%s-webhook" (include "dra.serviceAccountBase" .)) .Values.webhook.serviceAccount.name }}
+{{- end }}
+
+{{- define "dra.uninstallAccount" -}}
+{{ include "dra.serviceAccountBase" . }}-uninstall
+{{- end }}
+
+{{/* The best version of resource.k8s.io that the cluster has; without a cluster that of its Kubernetes version. */}}
+{{- define "dra.resourceApiVersion" -}}
+{{- if .Values.resourceApiVersion }}
+{{- .Values.resourceApiVersion | trimPrefix "resource.k8s.io/" }}
+{{- else if .Capabilities.APIVersions.Has "resource.k8s.io/v1" }}v1
+{{- else if .Capabilities.APIVersions.Has "resource.k8s.io/v1beta2" }}v1beta2
+{{- else if .Capabilities.APIVersions.Has "resource.k8s.io/v1beta1" }}v1beta1
+{{- else if semverCompare ">=1.34.0-0" .Capabilities.KubeVersion.Version }}v1
+{{- else if semverCompare ">=1.33.0-0" .Capabilities.KubeVersion.Version }}v1beta2
+{{- else }}v1beta1
+{{- end }}
+{{- end }}
+
+{{/* Two instances at once need sockets with the pod's UID, which kubelets understand from 1.33 on. */}}
+{{- define "dra.surges" -}}
+{{- if semverCompare ">=1.33.0-0" .Capabilities.KubeVersion.Version }}true{{ end }}
+{{- end }}
+
+{{- define "dra.isOpenShift" -}}
+{{- if eq (toString .Values.openshift.enabled) "auto" }}
+{{- if .Capabilities.APIVersions.Has "security.openshift.io/v1" }}true{{ end }}
+{{- else if eq (toString .Values.openshift.enabled) "true" }}true
+{{- end }}
+{{- end }}
+
+{{- define "dra.logLevel" -}}
+{{- if ge (int .Values.logVerbosity) 6 }}debug{{ else }}info{{ end }}
+{{- end }}
+
+{{- define "dra.featureGates" -}}
+{{- $parts := list }}
+{{- range $name, $on := .Values.featureGates }}
+{{- $parts = append $parts (printf "%s=%v" $name $on) }}
+{{- end }}
+{{- join "," $parts }}
+{{- end }}
+
+{{/* For what touches no hardware. */}}
+{{- define "dra.restricted" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- define "dra.restrictedPod" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "dra.httpPort" -}}
+{{- regexReplaceAll "^.*:" . "" }}
+{{- end }}
