@@ -238,6 +238,12 @@ class NodeSettings:
         base = {name: getattr(self.base, name) for name in BLOCKS}
         return GpuSettings(**(base | {name: layer.blocks[name] for name, layer in blocks.items()}))
 
+    @property
+    def share_something(self) -> bool:
+        """Whether any GPU may be shared by several claims."""
+        asked = (self.base.sharing, *(layer.blocks.get("sharing") for layer in self.layers))
+        return any(isinstance(each, SharingSettings) and each.shared for each in asked)
+
     def source_of(self, gpu: GpuIdentity, block: str) -> str:
         """Say whose word a block of a GPU's settings is; empty: the base's."""
         layer = self._blocks(gpu).get(block)

@@ -33,7 +33,7 @@ from dra.kube.client import KubeClient
 from dra.kube.connection import Connection, KubeOptions
 from dra.kube.events import EventRecorder
 from dra.nvml.session import HoldPolicy, NvmlSession
-from dra.plugin.counters import server_keeps_counters
+from dra.plugin.counters import server_keeps_counters, server_keeps_shares
 from dra.plugin.endpoint import STOP_GRACE_SECONDS, Endpoint
 from dra.plugin.health_part import HealthPart
 from dra.plugin.machine import Machine
@@ -117,6 +117,7 @@ class Daemon:
             feed=self.feed,
             mig_mode=settings.mig_mode,
             keeps_counters=self._keeps_counters,
+            keeps_shares=self._keeps_shares,
             settings=settings.gpus,
             on_problem=NodeEvents(self.events, settings.node_name).problem,
         )
@@ -183,6 +184,11 @@ class Daemon:
 
     def _keeps_counters(self, version: tuple[int, int]) -> bool | None:
         return server_keeps_counters(
+            self.client, version, driver=self.settings.driver_name, node_name=self.settings.node_name
+        )
+
+    def _keeps_shares(self, version: tuple[int, int]) -> bool | None:
+        return server_keeps_shares(
             self.client, version, driver=self.settings.driver_name, node_name=self.settings.node_name
         )
 

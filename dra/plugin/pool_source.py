@@ -33,6 +33,7 @@ class PoolSource:
         feed: takes the health of the pool's devices.
         mig_mode: which partitions are published; `dynamic` needs a server that keeps counters.
         keeps_counters: asks a server of this version whether it does; None if it did not say.
+        keeps_shares: the same for devices that several claims share; asked where the settings want any.
         settings: what holds for each GPU.
         on_problem: hears once of each device that could not be published as it should be.
     """
@@ -45,15 +46,19 @@ class PoolSource:
         feed: HealthFeed,
         mig_mode: MigMode = "static",
         keeps_counters: Callable[[tuple[int, int]], bool | None] = lambda _version: None,
+        keeps_shares: Callable[[tuple[int, int]], bool | None] = lambda _version: None,
         settings: NodeSettings = NO_SETTINGS,
         on_problem: Callable[[SliceProblem], None] = lambda _problem: None,
     ) -> None:
         self._driver, self._node_name, self._feed, self._mig_mode = driver, node_name, feed, mig_mode
-        self._keeps_counters = keeps_counters
+        self._keeps_counters, self._keeps_shares = keeps_counters, keeps_shares
+        # The version for which it was asked; None: not yet.
+        self._shares_asked: tuple[int, int] | None = None
         self._settings, self._mps, self._on_problem = settings, False, on_problem
         self._lock = threading.Lock()
         self._inventory: Inventory | None = None
         self._features = NEWEST
+        self._version: tuple[int, int] | None = None
         self._problems: tuple[object, ...] = ()
         # By source; the order in which sources first spoke decides between equal keys.
         self._taints: dict[str, dict[str, tuple[Taint, ...]]] = {}
@@ -105,8 +110,12 @@ class PoolSource:
             self._build()
 
     def settings_changed(self, settings: NodeSettings) -> None:
-        """Take what holds for each GPU from now on."""
+        """Take what holds for each GPU from now on. May ask the server whether it keeps shares."""
+        version = self._version
+        kept = None if version is None else self._ask_about_shares(version, settings)
         with self._lock:
+            if kept is not None and self._version == version:
+                self._features = replace(self._features, consumable=kept)
             if settings != self._settings:
                 self._settings = settings
                 self._build()
@@ -124,11 +133,25 @@ class PoolSource:
         if self._mig_mode == "dynamic":
             kept = self._keeps_counters(version)
             features = replace(features, partitionable=features.partitionable if kept is None else kept)
+        self._shares_asked = None
+        shares = self._ask_about_shares(version, self._settings)
+        if shares is not None:
+            features = replace(features, consumable=shares)
         with self._lock:
+            self._version = version
             before, self._features = self._features, features
             log.info("server_version_known", version=".".join(str(part) for part in version))
             if replace(before, version=version) != features:
                 self._build()
+
+    def _ask_about_shares(self, version: tuple[int, int], settings: NodeSettings) -> bool | None:
+        """Ask once for a version, where something is shared; None if it was asked or is of no interest."""
+        if not settings.share_something or self._shares_asked == version:
+            return None
+        kept = self._keeps_shares(version)
+        if kept is not None:
+            self._shares_asked = version
+        return kept
 
     def server_dropped(self, gates: Collection[str]) -> None:
         """Take the gates whose fields the server did not store. They stay out until its version changes."""

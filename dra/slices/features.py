@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 # Counters can be turned on from here (DRAPartitionableDevices, alpha until 1.35).
 COUNTERS_SINCE = (1, 33)
+# The same for several claims on a device (DRAConsumableCapacity).
+SHARES_SINCE = (1, 34)
 
 
 @dataclass(frozen=True, slots=True)

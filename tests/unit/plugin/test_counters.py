@@ -7,7 +7,7 @@ import pytest
 from dra.kube.client import KubeClient
 from dra.kube.connection import Connection, KubeOptions
 from dra.kube.resources import RESOURCE_SLICES
-from dra.plugin.counters import server_keeps_counters
+from dra.plugin.counters import server_keeps_counters, server_keeps_shares
 from dra.sim.apiserver.server import SimApiServer
 
 
@@ -37,6 +37,14 @@ def ask(client, minor):
 def test_the_gate_is_seen_whatever_the_version(client, minor, on):
     api = client(minor, features={"DRAPartitionableDevices": on})
     assert ask(api, minor) is on
+    assert api.list(RESOURCE_SLICES).items == ()
+
+
+@pytest.mark.parametrize("minor", [34, 35, 36])
+@pytest.mark.parametrize("on", [True, False])
+def test_whether_shares_are_kept_is_seen_whatever_the_version(client, minor, on):
+    api = client(minor, features={"DRAConsumableCapacity": on})
+    assert server_keeps_shares(api, (1, minor), driver="gpu.nvidia.com", node_name="node-a") is on
     assert api.list(RESOURCE_SLICES).items == ()
 
 

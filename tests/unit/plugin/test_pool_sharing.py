@@ -19,10 +19,10 @@ class Events:
         self.written.append((about.kind, about.name, type_, reason, message))
 
 
-def source(sharing):
+def source(sharing, **options):
     pools, events = [], Events()
     made = PoolSource(
-        "gpu.nvidia.com", "node-a", feed=HealthFeed(), settings=parse_sharing(sharing),
+        "gpu.nvidia.com", "node-a", feed=HealthFeed(), settings=parse_sharing(sharing), **options,
         on_problem=NodeEvents(events, "node-a").problem,
     )  # fmt: skip
     made.publish_to(pools.append)
@@ -69,3 +69,34 @@ def test_a_server_without_shares_gets_exclusive_gpus_and_the_node_has_an_event_t
     told = len(events.written)
     made.mps_is(True)
     assert len(events.written) == told
+
+
+def test_a_server_is_asked_once_whether_it_keeps_shares_and_only_where_something_is_shared():
+    asked = []
+
+    def keeps(version):
+        asked.append(version)
+        return True
+
+    made, pools, _ = source("exclusive", keeps_shares=keeps)
+    made.server_is((1, 34))
+    assert asked == []
+    made.settings_changed(parse_sharing("4"))
+    assert asked == [(1, 34)]
+    assert all(each["allowMultipleAllocations"] for each in pools[-1].devices)
+    made.settings_changed(parse_sharing("5"))
+    made.settings_changed(parse_sharing("exclusive"))
+    assert asked == [(1, 34)]
+    made.server_is((1, 35))
+    made.settings_changed(parse_sharing("4"))
+    assert asked == [(1, 34), (1, 35)]
+
+
+def test_a_server_that_says_no_never_sees_a_share_and_one_that_says_nothing_is_taken_by_its_version():
+    made, pools, events = source("4", keeps_shares=lambda _version: False)
+    made.server_is((1, 36))
+    assert not any("allowMultipleAllocations" in each for each in pools[-1].devices)
+    assert events.written
+    made, pools, _ = source("4", keeps_shares=lambda _version: None)
+    made.server_is((1, 36))
+    assert all(each["allowMultipleAllocations"] for each in pools[-1].devices)
