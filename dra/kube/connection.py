@@ -231,6 +231,42 @@ class _NamesOnly(types.ModuleType):
         return type(name, (_Nothing,), {})
 
 
+class _WhenUsed(types.ModuleType):
+    """A module that is imported once something of it is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        importlib.import_module(f"{self.__name__}.{name}")
+        return getattr(sys.modules[self.__name__], name)
+
+
+def _oauth_session(*args: Any, **options: Any) -> Any:
+    from requests_oauthlib import OAuth2Session
+
+    return OAuth2Session(*args, **options)
+
+
+@contextmanager
+def _without_oauth() -> Iterator[None]:
+    """Let the loader of kubeconfigs be imported without OAuth, and the whole of `requests` behind it.
+
+    Only users that log in through OpenID Connect need them; for them they are loaded at the first renewal.
+    """
+    if "oauthlib" in sys.modules or "requests_oauthlib" in sys.modules:
+        yield
+        return
+    names = ("oauthlib", "oauthlib.oauth2", "requests_oauthlib")
+    stand_ins = {name: _WhenUsed(name) for name in names}
+    stand_ins["requests_oauthlib"].OAuth2Session = _oauth_session  # type: ignore[attr-defined]
+    sys.modules.update(stand_ins)
+    try:
+        yield
+    finally:
+        for name in names:
+            sys.modules.pop(name, None)
+
+
 def _new_client(options: KubeOptions) -> Any:
     with _IMPORTING, _without_package_code():
         from kubernetes.client.api_client import ApiClient
@@ -265,7 +301,7 @@ def _load(configuration: Any, options: KubeOptions, environment: Mapping[str, st
 
 
 def _load_kubeconfig(configuration: Any, path: str, context: str | None) -> None:
-    with _IMPORTING, _without_package_code():
+    with _IMPORTING, _without_package_code(), _without_oauth():
         from kubernetes.config import kube_config
 
     from dra.kube import kubeconfig

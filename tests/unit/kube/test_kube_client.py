@@ -459,6 +459,27 @@ def test_in_a_pod_only_the_transport_of_the_official_package_is_loaded(tmp_path:
     ], result.stderr
 
 
+WITHOUT_OAUTH = """
+import sys
+from dra.kube import connection
+connection._new_client(connection.KubeOptions(kubeconfig=sys.argv[1]))
+print([name for name in ("requests", "oauthlib", "requests_oauthlib") if name in sys.modules])
+loader = sys.modules["kubernetes.config.kube_config"]
+print(type(loader.OAuth2Session(client_id="x")).__module__, loader.oauthlib.oauth2.OAuth2Error.__name__)
+"""
+
+
+def test_a_kubeconfig_loads_no_oauth_until_somebody_logs_in_with_it(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(
+        "apiVersion: v1\nkind: Config\ncurrent-context: a\n"
+        "clusters: [{name: a, cluster: {server: 'http://127.0.0.1:1'}}]\n"
+        "contexts: [{name: a, context: {cluster: a, user: a}}]\nusers: [{name: a, user: {token: x}}]\n"
+    )
+    command = [sys.executable, "-c", WITHOUT_OAUTH, str(tmp_path / "config")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.stdout.splitlines() == ["[]", "requests_oauthlib.oauth2_session OAuth2Error"], result.stderr
+
+
 def test_an_error_survives_being_sent_to_another_process() -> None:
     error = KubeError("DRA-API-GONE", "gone", status=410, reason="Expired")
     assert pickle.loads(pickle.dumps(error)).status == 410
