@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dra.health.outcome import mig_name
 from dra.host.cgroups import Place
 from dra.inventory.model import Gpu, MigDevice
-from dra.inventory.names import GpuName, MigName, profile_slug
+from dra.inventory.names import GpuName
 from dra.inventory.sampling import Snapshot
 from dra.nvml.telemetry import GpuReading, MemoryReading, MigReading, ProcessReading
 from dra.prepare.allocations import Allocation
@@ -135,12 +136,6 @@ def _mig_use(
         processes=mine, allocations=held, foreign=foreign, unseen=unseen,
         load=None if own is None else own.activity.get("graphics"), memory=None if own is None else own.memory,
     )  # fmt: skip
-
-
-def mig_name(gpu: Gpu, mig: MigDevice) -> str:
-    """Give the name under which a MIG device is published."""
-    slug = profile_slug(mig.profile.name)
-    return str(MigName(gpu.minor, slug, mig.profile.profile_id, mig.start))
 
 
 def _foreign(

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from dra import __version__
 from dra.errors import DraError
+from dra.health.outcome import devices_of, mig_name
 from dra.inventory.model import Inventory
-from dra.inventory.names import MigName, parse_device_name
+from dra.inventory.names import GpuName, MigName, parse_device_name
 from dra.telemetry import families as f
 from dra.telemetry.log import error_fields, get_logger
 from dra.telemetry.metrics import Counter, Gauge, Histogram, Registry, Samples, render, samples_of
@@ -25,6 +26,7 @@ from dra.telemetry.metrics import Counter, Gauge, Histogram, Registry, Samples, 
 if TYPE_CHECKING:
     from dra.controller.publisher import PublisherStatus
     from dra.health.feed import DeviceCondition
+    from dra.health.monitor import HealthSnapshot
     from dra.inventory.sampling import Sampler
     from dra.plugin.daemon import Daemon
     from dra.prepare.allocations import Allocation
@@ -143,6 +145,34 @@ def _device_type(device: str) -> str:
 def health_of(conditions: Sequence[DeviceCondition]) -> dict[str, bool]:
     """Give the health of devices, by name; one that is not known is not in it."""
     return {each.device: each.state == "Healthy" for each in conditions if each.state != "Unknown"}
+
+
+def health_samples(health: HealthSnapshot, inventory: Inventory) -> Iterator[Samples]:
+    """Give what is held against devices, the XIDs since the start, and which GPUs NVML tells of."""
+    gpus = {gpu.uuid: (str(GpuName(gpu.minor)), gpu.uuid, "") for gpu in inventory.gpus}
+    parts = {
+        mig_name(gpu, mig): (mig_name(gpu, mig), mig.uuid, mig.profile.name)
+        for gpu in inventory.gpus
+        for mig in gpu.mig_devices
+    }
+    devices = {labels[0]: labels for labels in gpus.values()} | parts
+    yield samples_of(
+        f.GPU_CONDITION,
+        [
+            ((*devices[name], each.key.rpartition("/")[2], each.grade.name.lower()), 1)
+            for each in health.conditions
+            for name in devices_of(each.scope, inventory)
+            if name in devices
+        ],
+    )
+    yield samples_of(
+        f.GPU_XID,
+        [((*gpus[uuid], str(xid)), count) for (uuid, xid), count in health.xids.items() if uuid in gpus],
+    )
+    yield samples_of(
+        f.GPU_WATCHED,
+        [(labels, float(uuid in health.watch.registered)) for uuid, labels in gpus.items()],
+    )
 
 
 def process_samples() -> Iterator[Samples]:
@@ -281,6 +311,8 @@ def metrics_of(daemon: Daemon) -> MetricsEndpoint:
         held=lambda: [each.device for each in store.holds(daemon.engine.settings.boot_id)],
         min_interval_seconds=settings.metrics_interval_seconds,
     )
+    if (health := daemon.health) is not None:
+        registry.add(lambda: health_samples(health.monitor.snapshot(), daemon.inventory.current))
     registry.add(
         *daemon.calls.recorders,
         lambda: pool_samples(daemon.publisher.status()),

@@ -137,6 +137,18 @@ GPU_HEALTHY = Family(
     "Whether the device is healthy (1) or not (0); absent while that is not known.",
     DEVICE,
 )
+GPU_CONDITION = Family(
+    "dra_gpu_condition",
+    "gauge",
+    "Always 1; what is held against the device, by the key of its taint and how bad it is (note, ill, lost).",
+    (*DEVICE, "key", "grade"),
+)
+GPU_WATCHED = Family(
+    "dra_gpu_health_watched",
+    "gauge",
+    "Whether NVML tells of this GPU's errors (1) or only the kernel log and the checks do (0).",
+    DEVICE,
+)
 GPU_ASLEEP = Family(
     "dra_gpu_asleep",
     "gauge",
@@ -415,7 +427,7 @@ GROUPS: tuple[tuple[str, tuple[Family, ...]], ...] = (
     (
         "GPUs and MIG devices",
         (
-            GPU_INFO, GPU_HEALTHY, GPU_ASLEEP, GPU_UNREADABLE, GPU_UTILIZATION, GPU_MEMORY_UTILIZATION,
+            GPU_INFO, GPU_HEALTHY, GPU_CONDITION, GPU_WATCHED, GPU_ASLEEP, GPU_UNREADABLE, GPU_UTILIZATION, GPU_MEMORY_UTILIZATION,
             GPU_ENCODER_UTILIZATION, GPU_DECODER_UTILIZATION, GPU_ACTIVITY, GPU_MEMORY_TOTAL, GPU_MEMORY_USED,
             GPU_MEMORY_FREE, GPU_MEMORY_RESERVED, GPU_TEMPERATURE, GPU_POWER, GPU_POWER_LIMIT, GPU_ENERGY, GPU_CLOCK,
             GPU_CLOCK_REASON, GPU_ECC, GPU_XID, GPU_REMAPPED, GPU_REMAP_PENDING, GPU_REMAP_FAILED, GPU_RETIRED,

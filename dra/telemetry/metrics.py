@@ -74,8 +74,15 @@ Collector = Callable[[], Iterable[Samples]]
 
 
 def samples_of(family: Family, found: Iterable[tuple[Labels, float | None]]) -> Samples:
-    """Give a family's samples without those that have no value: what is not known is absent, never 0."""
-    return Samples(family, tuple(Series(labels, value) for labels, value in found if value is not None))
+    """Give a family's samples without those that have no value: what is not known is absent, never 0.
+
+    Of two with the same labels the first counts: a scraper refuses a page that says something twice.
+    """
+    known: dict[Labels, float] = {}
+    for labels, value in found:
+        if value is not None:
+            known.setdefault(labels, value)
+    return Samples(family, tuple(Series(labels, value) for labels, value in known.items()))
 
 
 class _Recorder:

@@ -146,3 +146,25 @@ def test_cycles_of_claims_with_scrapes_and_slow_clients_leave_nothing_behind(scr
     )
     after = vitals()["process_resident_memory_bytes"]
     assert after <= before["process_resident_memory_bytes"] * MORE_MEMORY
+
+
+def test_xids_and_what_they_mean_for_the_device_are_series(scraped):
+    control, slot = scraped.node.machine.control, scraped.node.machine.profile.gpus[6]
+    name = f'device="gpu-{slot.minor}",'
+    watched = scraped.values("dra_gpu_health_watched")
+    assert len(watched) == 8
+    wait_until(lambda: set(scraped.values("dra_gpu_health_watched").values()) == {1}, what="GPUs are watched")
+    control.push_xid(slot.minor, 48)
+    found = wait_until(
+        lambda: {k: v for k, v in scraped.values("dra_gpu_xid_errors_total").items() if name in k},
+        what="the XID",
+    )
+    ((labels, count),) = found.items()
+    assert 'xid="48"' in labels
+    assert count == 1
+    wait_until(
+        lambda: any(name in key and 'key="xid"' in key for key in scraped.values("dra_gpu_condition")),
+        what="the condition",
+    )
+    healthy = next(value for key, value in scraped.values("dra_gpu_healthy").items() if name in key)
+    assert healthy == 0
