@@ -242,9 +242,7 @@ class _WhenUsed(types.ModuleType):
 
 
 def _oauth_session(*args: Any, **options: Any) -> Any:
-    from requests_oauthlib import OAuth2Session
-
-    return OAuth2Session(*args, **options)
+    return importlib.import_module("requests_oauthlib").OAuth2Session(*args, **options)
 
 
 @contextmanager
