@@ -33,6 +33,9 @@ from dra.values import PciAddress
 if TYPE_CHECKING:
     from dra.api.policy_models import GpuGroup, NodeSelector, PolicySpec
 
+GROUP = "gpudra.dev"
+VERSION = "v1alpha1"
+GROUP_VERSION = f"{GROUP}/{VERSION}"
 KIND = "GpuNodePolicy"
 INVALID = "DRA-POLICY-INVALID"
 
@@ -105,7 +108,7 @@ def decode_policy(body: Mapping[str, Any]) -> Policy:
     with PYDANTIC:
         from pydantic import ValidationError
 
-        from dra.api.policy_models import GROUP_VERSION, PolicySpec
+        from dra.api.policy_models import PolicySpec
     metadata = body.get("metadata")
     metadata = metadata if isinstance(metadata, Mapping) else {}
     name = str(metadata.get("name") or "")

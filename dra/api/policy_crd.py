@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dra.api.policy_models import GROUP, GROUP_BLOCKS, MAX_PARTITIONS, VERSION, json_schema
+from dra.api.policy import GROUP, VERSION
+from dra.api.policy_models import GROUP_BLOCKS, MAX_PARTITIONS, json_schema
 
 Json = dict[str, Any]
 

@@ -12,9 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from dra.api.gpu_settings import MAX_SHARES
 
-GROUP = "gpudra.dev"
-VERSION = "v1alpha1"
-GROUP_VERSION = f"{GROUP}/{VERSION}"
 MAX_GROUPS = 32
 # Slices of the largest GPU; a layout cannot have more partitions.
 MAX_PARTITIONS = 8

@@ -68,6 +68,7 @@ class PolicyPorts:
         publish: takes the settings that are to be published and used.
         taint: takes the taints by device name.
         stored: whether the API has what was published last.
+        leads: whether this instance publishes for the node; of two, one waits and only follows what the other did.
         changer: changes layouts; None where MIG cannot be changed.
         tell: hears (policy or empty, GPU's device name or empty, type, reason, message) for Events.
         report: takes what each GPU's state is, whenever it changed.
@@ -81,6 +82,7 @@ class PolicyPorts:
     publish: Callable[[NodeSettings], None]
     taint: Callable[[Mapping[str, tuple[Taint, ...]]], None]
     stored: Callable[[], bool]
+    leads: Callable[[], bool] = lambda: True
     changer: LayoutChanger | None = None
     tell: Callable[[str, str, Literal["Normal", "Warning"], str, str], None] = lambda *_said: None
     report: Callable[[NodeReport], None] = lambda _report: None
@@ -157,6 +159,7 @@ class PolicyKeeper:
         self._file, self._ports, self._step = state, ports, step
         self._timings, self._clock = timings or PolicyTimings(), clock or SystemClock()
         self._applied = state.load()
+        self._settings = self._applied.over(base)
         self._world = _World()
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -165,13 +168,14 @@ class PolicyKeeper:
         self._draining: dict[str, _Draining] = {}
         self._told: dict[tuple[str, str], str] = {}
         self._reported: NodeReport | None = None
+        self._led = False
 
     # -- for the daemon ----------------------------------------------------------------------------
 
     @property
     def settings(self) -> NodeSettings:
         """What holds now; before the first step, what held when the last instance ended."""
-        return self._applied.over(self._base)
+        return self._settings
 
     def start(self) -> None:
         """Begin. Raises HostError: DRA-HOST-NO-THREADS."""
@@ -240,6 +244,12 @@ class PolicyKeeper:
         """Do what can be done now; give the seconds until the next look. Raises DraError."""
         with self._lock:
             world = self._world
+        if not self._ports.leads():
+            self._follow()
+            return self._timings.slow_poll
+        if not self._led:
+            self._follow()
+            self._led = True
         if world.policies is None or world.labels is None:
             # Nothing is known: what held goes on, and what had begun stays held back.
             self._taint(self._applied.changing)
@@ -269,11 +279,17 @@ class PolicyKeeper:
         young = any(now - each.since < 20 and each.given_up_at is None for each in self._draining.values())
         return self._timings.poll if young else self._timings.slow_poll
 
+    def _follow(self) -> None:
+        """Take what the instance that publishes has written down."""
+        self._led, self._draining = False, {}
+        self._take(self._file.load())
+        self._publish()
+
     def _plan(self, gpu: Gpu, found: Resolution) -> GpuPlan:
         identity = identity_of(gpu)
         return plan_gpu(
             gpu,
-            current=self._applied.over(self._base).of(identity),
+            current=self._settings.of(identity),
             wanted=found.settings.of(identity),
             record=self._record(gpu),
         )
@@ -350,11 +366,7 @@ class PolicyKeeper:
             return _waiting(
                 gpu, f"to change {what} when these claims end: {named}", claims[:MAX_CLAIMS_NAMED]
             )
-        self._save(
-            self._applied.with_gpu(
-                gpu.uuid, self._applied.over(self._base).of(identity_of(gpu)), changing=True
-            )
-        )
+        self._save(self._applied.with_gpu(gpu.uuid, self._settings.of(identity_of(gpu)), changing=True))
         self._step("policy:begun")
         error = self._change(gpu, plan)
         if error is None:
@@ -394,7 +406,7 @@ class PolicyKeeper:
             return _report(gpu, "Changing", error)
         seen = self._ports.look_again()
         again = next((each for each in seen.gpus if each.uuid == gpu.uuid), gpu)
-        current = self._applied.over(self._base).of(identity_of(gpu))
+        current = self._settings.of(identity_of(gpu))
         back = plan_gpu(again, current=current, wanted=current, record=self._record(gpu))
         if back.places is not None and self._ports.changer is not None:
             try:
@@ -412,12 +424,15 @@ class PolicyKeeper:
     # -- telling -----------------------------------------------------------------------------------
 
     def _publish(self) -> None:
-        self._ports.publish(self._applied.over(self._base))
+        self._ports.publish(self._settings)
 
     def _save(self, applied: AppliedSettings) -> None:
         if applied != self._applied:
             self._file.save(applied)
-            self._applied = applied
+            self._take(applied)
+
+    def _take(self, applied: AppliedSettings) -> None:
+        self._applied, self._settings = applied, applied.over(self._base)
 
     def _refuse_all(self, world: _World) -> None:
         self._taint(self._busy_gpus())

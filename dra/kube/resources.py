@@ -62,3 +62,8 @@ LEASES = Resource("coordination.k8s.io", ("v1",), "leases", "Lease", namespaced=
 CUSTOM_RESOURCE_DEFINITIONS = Resource(
     "apiextensions.k8s.io", ("v1",), "customresourcedefinitions", "CustomResourceDefinition", namespaced=False
 )
+# Our own, where their definitions are installed.
+GPU_NODE_POLICIES = Resource(
+    "gpudra.dev", ("v1alpha1",), "gpunodepolicies", "GpuNodePolicy", namespaced=False
+)
+GPU_NODES = Resource("gpudra.dev", ("v1alpha1",), "gpunodes", "GpuNode", namespaced=False)

@@ -42,6 +42,7 @@ from dra.plugin.mig_port import MigPort
 from dra.plugin.mps_watch import MpsWatch
 from dra.plugin.node_upkeep import deployment_deleter, keep_up
 from dra.plugin.owned import owned_by
+from dra.plugin.policies import Policies, default_time_slice
 from dra.plugin.pool_source import PoolSource
 from dra.plugin.ports import ClaimEvents, ClaimPort, GpuUsers, NodeEvents
 from dra.plugin.probe import Probe
@@ -101,6 +102,7 @@ class Daemon:
             notify=ClaimEvents(self.events).notify,
             settings=settings,
         )
+        self.partitions = MigPort(self.session, lambda: self.inventory.current)
         self.engine = Engine(self._engine_settings(), self._engine_ports())
         self.mps_watch = MpsWatch(self.sharing.keeper, self.engine, ClaimEvents(self.events).notify)
         self.sharing.keeper.in_use = self.mps_watch.begin
@@ -132,6 +134,19 @@ class Daemon:
         )
         self.pool.publish_to(self.publisher.set_desired)
         self.health = self._health_part() if watches_health(settings.gates) else None
+        self.policies = Policies(
+            settings,
+            client=self.client,
+            events=self.events,
+            engine=self.engine,
+            pool=self.pool,
+            publisher=self.publisher,
+            control=self.partitions,
+            inventory=lambda: self.inventory.current,
+            look_again=self._look_again,
+            time_slice=default_time_slice(paths),
+            step=crash_step(settings.crash_at),
+        )
         self.endpoint = Endpoint(
             settings.driver_name,
             sockets=plan_sockets(
@@ -157,7 +172,7 @@ class Daemon:
 
     def _scan_of(self, scanner: Scanner) -> Callable[[], Inventory]:
         """Give the look at the hardware; for partitions on demand, with what could be made and what is ours."""
-        if self.settings.mig_mode != "dynamic":
+        if self.settings.mig_mode != "dynamic" and not self.settings.follow_policies:
             return scanner.scan
         return scan_with_owned(
             lambda: scanner.scan(profiles=True),
@@ -221,11 +236,11 @@ class Daemon:
             notify=ClaimEvents(self.events).notify,
             conflict=self._conflict,
             step=crash_step(settings.crash_at),
-            mig=MigPort(self.session, lambda: self.inventory.current),
             strategies=self.sharing.strategies,
             effects=self.sharing.effects,
+            mig=self.partitions,
             layout_changed=lambda: self.inventory.rescan("partitions were made or destroyed"),
-            settings=lambda: settings.gpus,
+            settings=lambda: self.policies.settings,
             timing=self.calls.step,
         )
 
@@ -279,12 +294,14 @@ class Daemon:
             self.health.monitor.start()
         self.inventory.subscribe(self.pool.inventory_changed)
         keep_up(self.inventory, settings, self.machine.paths, self.client)
+        self.inventory.subscribe(self.policies.inventory_changed)
         self.inventory.start()
         self.engine.open()
         self.endpoint.start()
         self.publisher.start()
         self.janitor.start()
         self.mps_watch.begin_if_needed()
+        self.policies.start()
         if settings.healthcheck_port >= 0:
             self.probe.start(settings.healthcheck_port)
         self.metrics.start()
@@ -301,6 +318,7 @@ class Daemon:
             ("registration", self.endpoint.leave),
             ("publisher", lambda: self.publisher.stop(timeout_seconds=1.0)),
             ("calls", lambda: finished.append(self.endpoint.stop(grace_seconds=grace_seconds))),
+            ("policies", self.policies.stop),
             ("janitor", self.janitor.stop),
             ("mps", self.mps_watch.stop),
             ("probe", self.probe.stop),

@@ -68,6 +68,7 @@ class PluginSettings:
         driver_root: the same as this process sees it; None: found out.
         plugins_dir, registry_dir, cdi_root: None: the usual places.
         gpus: what the flags say of single GPUs: how they are shared.
+        follow_policies: whether GpuNodePolicies lie over the flags.
         healthcheck_port: TCP port of the probe; negative: none.
         health_effects: by key of a health taint, the effect that replaces the usual one.
         dev_char_links, node_labels, clean_up_mps_deployments: see `dra.plugin.node_upkeep`.
@@ -92,6 +93,7 @@ class PluginSettings:
     nvml_hold: str = "auto"
     mig_mode: MigMode = DEFAULT_MIG_MODE
     gpus: NodeSettings = NO_SETTINGS
+    follow_policies: bool = True
     inventory_interval_seconds: float = 30.0
     start_jitter_seconds: float = 0.0
     kubeconfig: str = ""

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from dra.api.claim import AllocatedDevice, ClaimRef, ClaimView, admit_claim, parse_claim
 from dra.errors import BugError, DraError, HostError, StackError
 from dra.inventory.model import Inventory
-from dra.inventory.names import MigName, parse_device_name
+from dra.inventory.names import GpuName, MigName, parse_device_name
 from dra.prepare import steps
 from dra.prepare.cdi_files import CdiFiles
 from dra.prepare.devices import MigView
@@ -46,6 +46,7 @@ from dra.prepare.sharing.model import OpenEffect, SharingContext, open_effects
 from dra.prepare.store import Damage, RecordStore
 from dra.prepare.timing import API, APPLY, LOCK, PLAN, RENDER, timed
 from dra.prepare.workers import WorkerPool
+from dra.slices.sharing import identity_of
 from dra.telemetry.log import error_fields, get_logger
 
 __all__ = ["Engine", "EnginePorts", "EngineSettings"]
@@ -339,13 +340,23 @@ class Engine:
         gpus = [gpu.uuid for gpu in inventory.gpus if f"gpu-{gpu.minor}" in minors]
         return MigView(
             control=self._ports.mig,
-            may_create=self._settings.create_partitions,
+            may_create=self._settings.create_partitions or self._any_dynamic(view, inventory),
             looks=looks_at(devices, inventory, self._ports.mig),
             journal=tuple(
                 entry for record in self.store.records() if record.holds(boot_id) for entry in record.journal
             ),
             marks=self.marks.read_of(devices, gpus),
             directory=self.marks,
+        )
+
+    def _any_dynamic(self, view: ClaimView, inventory: Inventory) -> bool:
+        """Whether a policy says of one of the claim's GPUs that its partitions are made on demand."""
+        locks = {lock_name(result.device) for result in view.results}
+        settings = self._ports.settings()
+        return any(
+            settings.of(identity_of(gpu)).mig.mode == "dynamic"
+            for gpu in inventory.gpus
+            if lock_name(str(GpuName(gpu.minor))) in locks
         )
 
     def _render(self, uid: str, plan: Plan) -> Mapping[str, Any]:
