@@ -8,7 +8,7 @@ this process too (`dra.sim.in_process` says what that leaves out).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -74,6 +74,7 @@ class SimCluster:
         port: of the API server; 0 takes a free one.
         real: so many nodes, the first ones, have a driver process; the others run in this process. Default: all,
             but no more than four.
+        features: feature gates that differ from the version's.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class SimCluster:
         real: int | None = None,
         compile_selector: CompileSelector | None = None,
         plugin_arguments: Sequence[str] = (),
+        features: Mapping[str, bool] | None = None,
     ) -> None:
         if len(str(root)) > _MAX_ROOT:
             raise ConfigError(
@@ -100,7 +102,7 @@ class SimCluster:
 
             compile_selector = found
         try:
-            self.api = SimApiServer(port=port, version=version)
+            self.api = SimApiServer(port=port, version=version, features=features)
         except (ValueError, IndexError) as error:
             raise ConfigError(
                 "DRA-SIM-VERSION", f"{version!r} is no version to play", remedy="Give 1.32 to 1.37."

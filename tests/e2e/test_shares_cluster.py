@@ -44,9 +44,9 @@ def webhook():
 class Cluster:
     """A cluster with everything that deploy/manifests has for shares."""
 
-    def __init__(self, root, webhook, *, sharing, nodes, version="1.36"):
+    def __init__(self, root, webhook, *, sharing, nodes, **options):
         self.sim = SimCluster(
-            root / "c", nodes, version=version, plugin_arguments=("--sharing", sharing), real=len(nodes)
+            root / "c", nodes, plugin_arguments=("--sharing", sharing), real=len(nodes), **options
         )
         self._webhook = webhook
         self.fleet = None
@@ -276,7 +276,9 @@ def test_the_shares_example_runs_and_a_wrong_configuration_is_refused_when_it_is
 
 
 def test_a_server_that_keeps_no_shares_gives_exclusive_cards_and_the_node_says_so(root, webhook):
-    with Cluster(root, webhook, sharing="4", nodes=[("n", "t4-x1")], version="1.34") as cluster:
+    with Cluster(
+        root, webhook, sharing="4", nodes=[("n", "t4-x1")], features={"DRAConsumableCapacity": False}
+    ) as cluster:
         (item,) = cluster.sim.slices()
         assert "allowMultipleAllocations" not in json.dumps(item)
         cluster.sim.apply(ROOT / "examples" / "gpu-per-pod.yaml")
