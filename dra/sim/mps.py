@@ -10,9 +10,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from dra.errors import DraError
 from dra.host.processes import Running, start_ticks
 from dra.mps.table import Row, read_rows
-from dra.prepare.sharing.mps_model import SOCKET_NAME, TABLE_NAME, mps_folder
+from dra.prepare.sharing.keeper_client import KeeperClient
+from dra.prepare.sharing.mps_model import TABLE_NAME, mps_folder
 from dra.sim.leash import Leash
 
 _DRIVER = "gpu.nvidia.com"
@@ -45,8 +47,14 @@ class NodeKeeper:
 
     @property
     def listens(self) -> bool:
-        """Whether its socket is there."""
-        return self.runs and (self.folder / SOCKET_NAME).exists()
+        """Whether it answers."""
+        if not self.runs:
+            return False
+        try:
+            KeeperClient(self.folder.parent).hello()
+        except DraError:
+            return False
+        return True
 
     def start(self) -> None:
         """Start it, in a session of its own, if it does not run."""

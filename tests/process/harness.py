@@ -24,6 +24,8 @@ from dra.kube.client import KubeClient
 from dra.kube.connection import Connection, KubeOptions
 from dra.sim.apiserver import SimApiServer
 from dra.sim.kubelet import SimKubelet, Timings
+from dra.sim.leash import Leash
+from dra.sim.mps import NodeKeeper
 from dra.sim.node import SimulatedNode
 from dra.sim.runtime import Runtime
 from tests.process.invariants import check_exclusive, check_files
@@ -136,6 +138,8 @@ class Node:
         self.partitions: dict[str, int] = {}
         self.daemons: list[DaemonProcess] = []
         self._kubelets: list[SimKubelet] = []
+        self._leash = Leash()
+        self.mps = NodeKeeper(profile, self.root, self._leash)
 
     def api_server(self, version: str) -> Any:
         """Start the API server."""
@@ -147,6 +151,8 @@ class Node:
             kubelet.stop()
         for daemon in self.daemons:
             daemon.close()
+        self.mps.close()
+        self._leash.close()
         self.client.close()
         self.api.stop()
         shutil.rmtree(self.root, ignore_errors=True)
@@ -162,6 +168,12 @@ class Node:
         self._kubelets.append(kubelet)
         kubelet.start()
         return kubelet
+
+    def keeper(self) -> NodeKeeper:
+        """Start the MPS keeper, a process of its own."""
+        self.mps.start()
+        wait_until(lambda: self.mps.listens, what="the MPS keeper listens")
+        return self.mps
 
     def daemon(
         self,
@@ -225,16 +237,19 @@ class Node:
         pods: tuple[str, ...] = ("p",),
         admin: bool = False,
         share: str = "",
+        configs: tuple[dict[str, Any], ...] = (),
     ) -> dict[str, Any]:
         """Create a claim that the scheduler has given these devices, reserved for pods.
 
-        `admin`: for monitoring. `share`: the share id, if the devices are given out in shares.
+        `admin`: for monitoring. `share`: the share id, if the devices are given out in shares. `configs`: opaque
+        parameters for all requests.
         """
         access = {"adminAccess": True} if admin else {}
         requests = [
             {"name": f"r{index}", "exactly": {"deviceClassName": "gpu.nvidia.com", **access}}
             for index in range(len(devices))
         ]
+        opaque = [{"opaque": {"driver": DRIVER, "parameters": parameters}} for parameters in configs]
         base = f"{RESOURCE_API}/namespaces/default/resourceclaims"
         made = self.api.create(
             base,
@@ -242,7 +257,7 @@ class Node:
                 "apiVersion": "resource.k8s.io/v1",
                 "kind": "ResourceClaim",
                 "metadata": {"name": name, "namespace": "default"},
-                "spec": {"devices": {"requests": requests}},
+                "spec": {"devices": {"requests": requests, "config": opaque}},
             },
         )
         results = [
@@ -251,12 +266,21 @@ class Node:
             for index, device in enumerate(devices)
         ]  # fmt: skip
         made["status"] = {
-            "allocation": {"devices": {"results": results}},
+            "allocation": {
+                "devices": {
+                    "results": results,
+                    "config": [{"source": "FromClaim", "requests": [], **each} for each in opaque],
+                }
+            },
             "reservedFor": [{"resource": "pods", "name": pod, "uid": f"uid-{pod}"} for pod in pods],
         }
         status, answer = self.api.request("PUT", f"{base}/{name}/status", made)
         assert status == 200, answer
         return dict(answer)
+
+    def claim_of(self, name: str) -> dict[str, Any]:
+        """Give a claim that was created."""
+        return dict(self.api.request("GET", f"{RESOURCE_API}/namespaces/default/resourceclaims/{name}")[1])
 
     def allow_monitoring(self) -> None:
         """Let claims of the namespace `default` ask for admin access."""
