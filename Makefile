@@ -21,6 +21,7 @@ help:
 	@echo "make docs   regenerate docs/metrics.md from the code"
 	@echo "make manifests  render deploy/manifests from the chart"
 	@echo "make proto  regenerate dra/pb from proto/"
+	@echo "make schema regenerate docs/schemas from the models of the opaque configurations"
 	@echo "make crds   regenerate crds/ from the models"
 
 $(STAMP): pyproject.toml requirements/test.txt
@@ -80,6 +81,10 @@ docs: $(STAMP)
 manifests: $(STAMP) $(CHART_STAMP)
 	$(PY) deploy/values_schema.py
 	$(PY) deploy/render.py
+
+# The JSON Schema of the opaque configurations, from their models.
+schema: $(STAMP)
+	$(PY) -m dra.api.config_schema > docs/schemas/resource.nvidia.com_v1beta1.json
 
 proto: $(STAMP)
 	$(PY) proto/generate.py
