@@ -12,7 +12,7 @@ CHART_STAMP := $(CHART)/.stamp
 # Test processes at once; much of the tests' time is waiting for other processes.
 WORKERS ?= 2
 
-.PHONY: help setup setup-chart demo test lint bench lock docs proto crds manifests clean
+.PHONY: help setup setup-chart demo test lint bench lock docs schema proto crds manifests clean
 help:
 	@echo "make demo   set up, then walk through the main job on a simulated node (no GPU, no Kubernetes)"
 	@echo "make test   set up, then run linters' contracts and all tests"

@@ -111,7 +111,9 @@ def test_however_deep_it_is(depth):
         raise AssertionError(json.dumps(parameters)[:80])
 
 
-@pytest.mark.parametrize("field", ["defaultActiveThreadPercentage", "defaultPinnedDeviceMemoryLimit", "multiUser"])
+@pytest.mark.parametrize(
+    "field", ["defaultActiveThreadPercentage", "defaultPinnedDeviceMemoryLimit", "multiUser"]
+)
 def test_a_number_that_python_does_not_print(field):
     number = 10**5000
     parameters = {"strategy": "MPS", "mpsConfig": {field: number}}
