@@ -19,23 +19,26 @@ NAME = "dra-driver-nvidia-gpu"
 # Newest first fit: DeviceClasses of v1, rolling updates with two instances.
 KUBERNETES = "1.36.0"
 
+_ONLY_WEBHOOK = ("webhook.enabled=true", "resources.gpus.enabled=false", "fleet.enabled=false")
 # file -> (templates, values)
 FILES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "rbac.yaml": (("namespace", "serviceaccounts", "rbac-kubeletplugin"), ("namespace.create=true", "fleet.enabled=false")),
+    "crds.yaml": (("crds",), ()),
     "admission-policy.yaml": (("admission-policy",), ()),
     "deviceclasses.yaml": (("deviceclasses",), ()),
     "daemonset.yaml": (("kubeletplugin",), ()),
     "mps-keeper.yaml": (("mps-keeper",), ()),
     "fleet.yaml": (("serviceaccounts", "fleet"), ("resources.gpus.enabled=false",)),
-    "optional/webhook-cert-manager.yaml": (
-        ("serviceaccounts", "webhook"),
-        ("webhook.enabled=true", "resources.gpus.enabled=false", "fleet.enabled=false"),
-    ),
+    "webhook.yaml": (("serviceaccounts", "webhook"), _ONLY_WEBHOOK),
+    "webhook-configuration.yaml": (("webhook-configuration",), _ONLY_WEBHOOK),
+    "webhook-cert-manager.yaml": (("webhook-certificate",), _ONLY_WEBHOOK),
     "optional/network-policy.yaml": (("networkpolicy",), ("kubeletPlugin.networkPolicy.enabled=true",)),
     "optional/monitoring.yaml": (("monitoring",), ("serviceMonitor.enabled=true", "grafanaDashboard.enabled=true")),
     "optional/openshift.yaml": (("openshift",), ("openshift.enabled=true",)),
 }  # fmt: skip
-_HELM_ONLY = re.compile(r"^ *(?:helm\.sh/chart|app\.kubernetes\.io/managed-by): .*\n", re.MULTILINE)
+_HELM_ONLY = re.compile(
+    r"^ *annotations:\n *helm\.sh/resource-policy: .*\n|^ *(?:helm\.sh/chart|app\.kubernetes\.io/managed-by): .*\n", re.MULTILINE
+)
 _SOURCE = re.compile(r"^# Source: .*\n", re.MULTILINE)
 HEADER = "# Rendered from deploy/helm by deploy/render.py (make manifests); not edited by hand.\n"
 
@@ -44,6 +47,25 @@ def find_helm() -> str | None:
     """Give the helm program: of `make setup-chart`, else the machine's own."""
     own = ROOT / ".venv-chart/bin/helm"
     return str(own) if own.is_file() else shutil.which("helm")
+
+
+def definitions() -> list[Path]:
+    """Give the custom resources' definitions, which are made from the models."""
+    return sorted((ROOT / "crds").glob("*.yaml"))
+
+
+def copy_definitions() -> list[str]:
+    """Put the definitions into the chart, which can only hold what lies in it."""
+    folder = CHART / "files/crds"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for path in definitions():
+        shutil.copyfile(path, folder / path.name)
+    return []
+
+
+def _same(one: Path, other: Path) -> bool:
+    return other.is_file() and one.read_bytes() == other.read_bytes()
 
 
 def render(helm: str, templates: tuple[str, ...], values: tuple[str, ...]) -> str:
@@ -78,7 +100,9 @@ def main() -> int:
     if helm is None:
         print("helm is not there: make setup-chart", file=sys.stderr)
         return 1
-    stale = []
+    stale = [] if args.check else copy_definitions()
+    if args.check:
+        stale += [f"files/crds/{path.name}" for path in definitions() if not _same(path, CHART / "files/crds" / path.name)]
     for name, (templates, values) in FILES.items():
         path, text = MANIFESTS / name, render(helm, templates, values)
         if args.check:

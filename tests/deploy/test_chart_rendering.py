@@ -50,6 +50,9 @@ PATHS = {
     "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{ns}/rolebindings",
     "ValidatingAdmissionPolicy": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
     "ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+    "PodDisruptionBudget": "/apis/policy/v1/namespaces/{ns}/poddisruptionbudgets",
+    "ValidatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
+    "MutatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
     "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
 }  # fmt: skip
 
@@ -77,11 +80,7 @@ def test_the_api_server_of_each_version_takes_every_object(version):
             if each["kind"] == "DeviceClass":
                 path = f"/apis/{each['apiVersion']}/deviceclasses"
             if path is None:
-                assert each["kind"] in FOREIGN | {
-                    "NetworkPolicy",
-                    "ValidatingWebhookConfiguration",
-                    "MutatingWebhookConfiguration",
-                }
+                assert each["kind"] in FOREIGN | {"NetworkPolicy"}
                 continue
             status, answer = api.request("POST", path.format(ns=NAMESPACE) + "?fieldValidation=Strict", each)
             assert status == 201, (name_of(each), answer)
@@ -95,7 +94,8 @@ def test_api_version_surge_and_sockets_follow_the_version(version):
     expected = {32: "v1beta1", 33: "v1beta2"}.get(minor, "v1")
     assert {each["apiVersion"] for each in classes} == {f"resource.k8s.io/{expected}"}
     names = {each["metadata"]["name"]: each["spec"].get("extendedResourceName") for each in classes}
-    assert names == {"gpu.nvidia.com": "nvidia.com/gpu" if expected == "v1" else None, "mig.nvidia.com": None}
+    whole = {"whole.gpu.nvidia.com": "nvidia.com/gpu"} if expected == "v1" else {}
+    assert names == {"gpu.nvidia.com": None, "mig.nvidia.com": None, **whole}
     plugin = plugin_of(objects)
     surge = 0 if minor == 32 else 1
     assert plugin["spec"]["updateStrategy"]["rollingUpdate"] == {
@@ -305,11 +305,13 @@ def test_the_admission_policy_matches_the_account_that_the_plugin_runs_as(how):
     plugin = plugin_of(objects)
     account = plugin["spec"]["template"]["spec"]["serviceAccountName"]
     user = f"system:serviceaccount:{plugin['metadata']['namespace']}:{account}"
-    (policy,) = of_kind(objects, "ValidatingAdmissionPolicy")
-    assert policy["spec"]["matchConditions"][0]["expression"] == f'request.userInfo.username == "{user}"'
-    (binding,) = of_kind(objects, "ValidatingAdmissionPolicyBinding")
-    assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
-    assert policy["spec"]["failurePolicy"] == "Fail"
+    policies = of_kind(objects, "ValidatingAdmissionPolicy")
+    bindings = {each["spec"]["policyName"]: each["spec"] for each in of_kind(objects, "ValidatingAdmissionPolicyBinding")}
+    assert len(policies) == len(bindings) == 2
+    for policy in policies:
+        assert policy["spec"]["matchConditions"][0]["expression"] == f'request.userInfo.username == "{user}"'
+        assert bindings[policy["metadata"]["name"]]["validationActions"] == ["Deny"]
+        assert policy["spec"]["failurePolicy"] == "Fail"
 
 
 def test_every_account_exists_and_has_the_least_rights():
@@ -338,7 +340,10 @@ def test_every_account_exists_and_has_the_least_rights():
         "resourceclaims/status": ["patch", "update"],
         "resourceclaims/driver": ["associated-node:patch", "associated-node:update"],
         "resourceslices": ["create", "delete", "get", "list", "patch", "update", "watch"],
-        "nodes": ["get"],
+        "nodes": ["get", "list", "watch"],
+        "gpunodepolicies": ["get", "list", "watch"],
+        "gpunodes": ["create", "get", "patch"],
+        "gpunodes/status": ["create", "get", "patch"],
         "events": ["create", "patch"],
     }
     (granular,) = [rule for rule in plugin["rules"] if rule["resources"] == ["resourceclaims/driver"]]
@@ -401,9 +406,10 @@ def test_self_signed_certificates_are_for_the_services_name(tmp_path):
     (service,) = of_kind(objects, "Service")
     assert ("DNS", f"{service['metadata']['name']}.{NAMESPACE}.svc") in found["subjectAltName"]
     for kind in ("ValidatingWebhookConfiguration", "MutatingWebhookConfiguration"):
-        (hook,) = of_kind(objects, kind)
-        assert hook["webhooks"][0]["clientConfig"]["caBundle"] == secret["data"]["ca.crt"]
-        assert hook["webhooks"][0]["clientConfig"]["service"]["name"] == service["metadata"]["name"]
+        (configuration,) = of_kind(objects, kind)
+        for hook in configuration["webhooks"]:
+            assert hook["clientConfig"]["caBundle"] == secret["data"]["ca.crt"]
+            assert hook["clientConfig"]["service"]["name"] == service["metadata"]["name"]
     trusting = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
     assert trusting.get_ca_certs()
 

@@ -121,3 +121,34 @@ seccompProfile: {type: RuntimeDefault}
 {{- define "dra.httpPort" -}}
 {{- regexReplaceAll "^.*:" . "" }}
 {{- end }}
+
+{{- define "dra.webhookSecret" -}}
+{{- if eq .Values.webhook.tls.mode "secret" }}
+{{- .Values.webhook.tls.secret.name }}
+{{- else }}
+{{- include "dra.fullname" . }}-webhook-tls
+{{- end }}
+{{- end }}
+
+{{/*
+The webhook's certificate where Helm makes it, in base64: bundle, certificate, key. Made once for a rendering (it is kept
+in the values), and kept over upgrades: what the cluster has already is taken.
+*/}}
+{{- define "dra.webhookCertificate" -}}
+{{- if eq .Values.webhook.tls.mode "secret" }}
+bundle: {{ .Values.webhook.tls.secret.caBundle }}
+{{- else if eq .Values.webhook.tls.mode "self-signed" }}
+{{- if not (hasKey .Values.webhook.tls "made") }}
+{{- $name := printf "%s-webhook.%s.svc" (include "dra.fullname" .) (include "dra.namespace" .) }}
+{{- $kept := default dict (lookup "v1" "Secret" (include "dra.namespace" .) (include "dra.webhookSecret" .)) }}
+{{- if hasKey (default dict $kept.data) "ca.crt" }}
+{{- $_ := set .Values.webhook.tls "made" (dict "bundle" (index $kept.data "ca.crt") "certificate" (index $kept.data "tls.crt") "key" (index $kept.data "tls.key")) }}
+{{- else }}
+{{- $ca := genCA (printf "%s-ca" $name) 3650 }}
+{{- $cert := genSignedCert $name (list) (list $name (printf "%s.cluster.local" $name)) 3650 $ca }}
+{{- $_ := set .Values.webhook.tls "made" (dict "bundle" (b64enc $ca.Cert) "certificate" (b64enc $cert.Cert) "key" (b64enc $cert.Key)) }}
+{{- end }}
+{{- end }}
+{{- toYaml .Values.webhook.tls.made }}
+{{- end }}
+{{- end }}
