@@ -37,7 +37,8 @@ FILES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "optional/openshift.yaml": (("openshift",), ("openshift.enabled=true",)),
 }  # fmt: skip
 _HELM_ONLY = re.compile(
-    r"^ *annotations:\n *helm\.sh/resource-policy: .*\n|^ *(?:helm\.sh/chart|app\.kubernetes\.io/managed-by): .*\n", re.MULTILINE
+    r"^ *annotations:\n *helm\.sh/resource-policy: .*\n|^ *(?:helm\.sh/chart|app\.kubernetes\.io/managed-by): .*\n",
+    re.MULTILINE,
 )
 _SOURCE = re.compile(r"^# Source: .*\n", re.MULTILINE)
 HEADER = "# Rendered from deploy/helm by deploy/render.py (make manifests); not edited by hand.\n"
@@ -102,7 +103,11 @@ def main() -> int:
         return 1
     stale = [] if args.check else copy_definitions()
     if args.check:
-        stale += [f"files/crds/{path.name}" for path in definitions() if not _same(path, CHART / "files/crds" / path.name)]
+        stale += [
+            f"files/crds/{path.name}"
+            for path in definitions()
+            if not _same(path, CHART / "files/crds" / path.name)
+        ]
     for name, (templates, values) in FILES.items():
         path, text = MANIFESTS / name, render(helm, templates, values)
         if args.check:

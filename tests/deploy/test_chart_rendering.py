@@ -306,7 +306,10 @@ def test_the_admission_policy_matches_the_account_that_the_plugin_runs_as(how):
     account = plugin["spec"]["template"]["spec"]["serviceAccountName"]
     user = f"system:serviceaccount:{plugin['metadata']['namespace']}:{account}"
     policies = of_kind(objects, "ValidatingAdmissionPolicy")
-    bindings = {each["spec"]["policyName"]: each["spec"] for each in of_kind(objects, "ValidatingAdmissionPolicyBinding")}
+    bindings = {
+        each["spec"]["policyName"]: each["spec"]
+        for each in of_kind(objects, "ValidatingAdmissionPolicyBinding")
+    }
     assert len(policies) == len(bindings) == 2
     for policy in policies:
         assert policy["spec"]["matchConditions"][0]["expression"] == f'request.userInfo.username == "{user}"'
