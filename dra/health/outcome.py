@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dra.health.model import Condition, Scope
-from dra.health.policy import UNMONITORED, Effect, HealthPolicy
+from dra.health.policy import UNMONITORED, XID, Effect, HealthPolicy
 from dra.inventory.model import Gpu, Inventory, MigDevice
 from dra.inventory.names import GpuName, MigName, profile_slug
 
@@ -62,7 +62,8 @@ def plan_verdict(conditions: Iterable[Condition], inventory: Inventory, policy: 
     marks: dict[str, list[Mark]] = {}
     unhealthy: dict[str, list[str]] = {}
     unknown: dict[str, str] = {}
-    for condition in conditions:
+    # The XID says most about the cause: it comes first.
+    for condition in sorted(conditions, key=lambda each: each.key != XID):
         for device in devices_of(condition.scope, inventory):
             effect = policy.effect(condition.key, condition.grade)
             added = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(condition.since))

@@ -33,6 +33,7 @@ from dra.kube.client import KubeClient
 from dra.kube.connection import Connection, KubeOptions
 from dra.kube.events import EventRecorder
 from dra.nvml.session import HoldPolicy, NvmlSession
+from dra.plugin.claim_status import ClaimStatusWriter, claim_status_writer
 from dra.plugin.counters import server_keeps_counters, server_keeps_shares
 from dra.plugin.endpoint import STOP_GRACE_SECONDS, Endpoint
 from dra.plugin.health_part import HealthPart
@@ -147,6 +148,7 @@ class Daemon:
             time_slice=default_time_slice(paths),
             step=crash_step(settings.crash_at),
         )
+        self.claim_status = self._claim_status()
         self.endpoint = Endpoint(
             settings.driver_name,
             sockets=plan_sockets(
@@ -191,6 +193,16 @@ class Daemon:
             held=self._devices_in_use,
             records=self.engine.store.records,
             events=self.events,
+        )
+
+    def _claim_status(self) -> ClaimStatusWriter:
+        return claim_status_writer(
+            self.client,
+            driver=self.settings.driver_name,
+            boot_id=self.engine.settings.boot_id,
+            records=self.engine.store.records,
+            conditions=lambda: self.feed.current()[1],
+            inventory=lambda: self.inventory.current,
         )
 
     def _stop_health(self) -> None:
@@ -300,6 +312,8 @@ class Daemon:
         self.endpoint.start()
         self.publisher.start()
         self.janitor.start()
+        if settings.claim_status:
+            self.claim_status.start()
         self.mps_watch.begin_if_needed()
         self.policies.start()
         if settings.healthcheck_port >= 0:
@@ -324,6 +338,7 @@ class Daemon:
             ("probe", self.probe.stop),
             ("metrics", self.metrics.stop),
             ("health", self._stop_health),
+            ("claim status", self.claim_status.stop),
             ("inventory", lambda: self.inventory.stop(timeout_seconds=1.0)),
             ("events", lambda: self.events.stop(timeout_seconds=0.5)),
             ("nvml", self.session.close),

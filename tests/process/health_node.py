@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from tests.process.harness import DRIVER, Node, wait_until
+from tests.process.harness import DRIVER, RESOURCE_API, Node, wait_until
 
 XID, LOST, ECC = "gpu.nvidia.com/xid", "gpu.nvidia.com/gpu-lost", "gpu.nvidia.com/ecc"
 # What happens every ten seconds happens twice a second.
@@ -88,6 +88,13 @@ def reasons(node: Node, name: str) -> Counter[str]:
         if event["involvedObject"]["name"] == name:
             found[event["reason"]] += int(event.get("count") or 1)
     return found
+
+
+def device_status(node: Node, claim: str) -> dict[str, tuple[str, str]]:
+    """The conditions of a claim's first device in the API: {type: (status, reason)}."""
+    _, found = node.api.request("GET", f"{RESOURCE_API}/namespaces/default/resourceclaims/{claim}")
+    entries = found["status"].get("devices") or [{"conditions": []}]
+    return {each["type"]: (each["status"], each["reason"]) for each in entries[0]["conditions"]}
 
 
 def threads(pid: int) -> int:

@@ -15,6 +15,7 @@ from tests.process.health_node import (
     SOON,
     XID,
     added,
+    device_status,
     ill,
     published,
     reasons,
@@ -48,6 +49,10 @@ def test_xid_79_on_one_gpu_of_eight(node):
     for name in ("c", "trainer", NODE):
         wait_until(lambda name=name: reasons(node, name)["DeviceUnhealthy"], what=f"an Event on {name}")
     times = {key: added(node, "gpu-3", key) for key in LOST_TAINTS}
+    wait_until(
+        lambda: device_status(node, "c").get("Healthy") == ("False", "Xid79"), what="the claim says so"
+    )
+    assert device_status(node, "c")["Ready"] == ("True", "Prepared")
 
     assert daemon.terminate(within_seconds=15) == 0
     daemon = node.daemon("--mig-mode=static", periods=SOON)
@@ -63,6 +68,7 @@ def test_xid_79_on_one_gpu_of_eight(node):
     assert time.monotonic() - began < 60  # 4 to 7 s with the daemon's own periods; 10 s are promised
     wait_until(lambda: not ill(node, kubelet), what="the kubelet hears that it is well")
     wait_until(lambda: reasons(node, "trainer")["DeviceRecovered"], what="an Event about it")
+    wait_until(lambda: device_status(node, "c")["Healthy"] == ("True", "Healthy"), what="the claim says so")
     assert json.loads((node.state_dir / "health.json").read_text())["conditions"] == []
     assert node.slices()[0]["spec"]["pool"]["generation"] == generation
 

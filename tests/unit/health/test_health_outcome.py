@@ -29,7 +29,7 @@ def test_a_verdict_has_marks_with_times_and_sentences_with_what_to_do():
     (mark,) = verdict.marks["gpu-1-mig-1g10gb-19-0"]
     assert (mark.key, mark.effect, mark.value) == ("gpu.nvidia.com/xid", "NoSchedule", "95")
     assert mark.time_added == "2026-01-01T00:00:00Z"
-    assert [(m.key, m.effect, m.value) for m in verdict.marks["gpu-0"]] == [
+    assert sorted((m.key, m.effect, m.value) for m in verdict.marks["gpu-0"]) == [
         ("gpu.nvidia.com/unmonitored", "None", ""), ("gpu.nvidia.com/xid", "None", "31"),
     ]  # fmt: skip
     assert list(verdict.unhealthy) == ["gpu-1-mig-1g10gb-19-0"]
