@@ -37,6 +37,7 @@ from dra.plugin.claim_status import ClaimStatusWriter, claim_status_writer
 from dra.plugin.counters import server_keeps_counters, server_keeps_shares
 from dra.plugin.endpoint import STOP_GRACE_SECONDS, Endpoint
 from dra.plugin.health_part import HealthPart
+from dra.plugin.keeper_presence import KeeperPresence
 from dra.plugin.machine import Machine
 from dra.plugin.metrics import CallMetrics, metrics_of
 from dra.plugin.mig_port import MigPort
@@ -114,6 +115,10 @@ class Daemon:
             notify=ClaimEvents(self.events).notify,
         )
         self.feed = HealthFeed()
+        self.keeper_presence = KeeperPresence(
+            self.sharing.keeper,
+            lambda present: self.pool.mps_is(present),  # noqa: PLW0108 - the pool is made below
+        )
         self.pool = PoolSource(
             settings.driver_name,
             settings.node_name,
@@ -123,6 +128,7 @@ class Daemon:
             keeps_shares=self._keeps_shares,
             settings=settings.gpus,
             on_problem=NodeEvents(self.events, settings.node_name).problem,
+            on_shared=self.keeper_presence.begin,
         )
         self.publisher = Publisher(
             self.client,
@@ -250,6 +256,7 @@ class Daemon:
             step=crash_step(settings.crash_at),
             strategies=self.sharing.strategies,
             effects=self.sharing.effects,
+            shares=self.sharing.shares,
             mig=self.partitions,
             layout_changed=lambda: self.inventory.rescan("partitions were made or destroyed"),
             settings=lambda: self.policies.settings,
@@ -334,6 +341,7 @@ class Daemon:
             ("calls", lambda: finished.append(self.endpoint.stop(grace_seconds=grace_seconds))),
             ("policies", self.policies.stop),
             ("janitor", self.janitor.stop),
+            ("mps-presence", self.keeper_presence.stop),
             ("mps", self.mps_watch.stop),
             ("probe", self.probe.stop),
             ("metrics", self.metrics.stop),

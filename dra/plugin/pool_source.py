@@ -36,6 +36,7 @@ class PoolSource:
         keeps_shares: the same for devices that several claims share; asked where the settings want any.
         settings: what holds for each GPU.
         on_problem: hears once of each device that could not be published as it should be.
+        on_shared: hears that something is shared, each time a pool is built so.
     """
 
     def __init__(
@@ -49,12 +50,14 @@ class PoolSource:
         keeps_shares: Callable[[tuple[int, int]], bool | None] = lambda _version: None,
         settings: NodeSettings = NO_SETTINGS,
         on_problem: Callable[[SliceProblem], None] = lambda _problem: None,
+        on_shared: Callable[[], None] = lambda: None,
     ) -> None:
         self._driver, self._node_name, self._feed, self._mig_mode = driver, node_name, feed, mig_mode
         self._keeps_counters, self._keeps_shares = keeps_counters, keeps_shares
         # The version for which it was asked; None: not yet.
         self._shares_asked: tuple[int, int] | None = None
         self._settings, self._mps, self._on_problem = settings, False, on_problem
+        self._on_shared = on_shared
         self._lock = threading.Lock()
         self._inventory: Inventory | None = None
         self._features = NEWEST
@@ -167,6 +170,8 @@ class PoolSource:
     def _build(self) -> None:
         if self._inventory is None:
             return
+        if self._settings.share_something:
+            self._on_shared()
         pool = build_pool(
             self._inventory,
             node_name=self._node_name,

@@ -11,10 +11,12 @@ from dra.errors import ConfigError
 from dra.host.paths import HostPaths
 from dra.inventory.model import Inventory
 from dra.nvml.session import NvmlSession
+from dra.plugin.keeper_presence import KeeperPresence
 from dra.plugin.sharing_ports import ComputeModePort, SmiTimeSlices
 from dra.prepare.effects import Revive
 from dra.prepare.model import Notice, Notify
 from dra.prepare.sharing.compute_mode import ComputeMode, ComputeModes
+from dra.prepare.sharing.enforce import ShareEnforcer
 from dra.prepare.sharing.keeper_client import KeeperClient, visible_processes
 from dra.prepare.sharing.model import ConfigGroup, SharingContext, SharingPlan, StrategyPlanner, Tell
 from dra.prepare.sharing.mps import MpsDaemon, MpsKeeper, MpsPlanner
@@ -40,6 +42,7 @@ class Sharing(Generic[K]):
         notify: hears what the owners of claims should read.
         gates: NVIDIA's feature gates that were set; one that is off makes its strategy an error.
         base: the time-slice of a GPU while no claim asks for one.
+        available: whether the keeper answers now; None: never.
         state_dir: the driver's directory; None: its usual place.
         host_path: gives the host's spelling of a path below it; None: the usual one.
     """
@@ -55,6 +58,7 @@ class Sharing(Generic[K]):
         notify: Notify,
         gates: Mapping[str, bool] | None = None,
         base: Callable[[str], Interval] = lambda _uuid: "Default",
+        available: Callable[[], bool] | None = None,
         state_dir: Path | None = None,
         host_path: Callable[[Path], str] | None = None,
     ) -> None:
@@ -73,6 +77,12 @@ class Sharing(Generic[K]):
             strategy: planner if (gates or {}).get(_GATES[strategy], True) else _switched_off(strategy)
             for strategy, planner in planners.items()
         }
+        self.shares = ShareEnforcer(
+            self.mps if (gates or {}).get(_GATES["MPS"], True) else None,
+            modes,
+            available=available or (lambda: False),
+            tell=self._tell_of_share,
+        )
         # Also of what is switched off now: it may have been on.
         self.effects: Mapping[str, Revive] = {
             ComputeMode.kind: lambda args: ComputeMode.revive(args, modes=modes),
@@ -82,6 +92,12 @@ class Sharing(Generic[K]):
 
     def _tell(self, context: SharingContext) -> Tell:
         return lambda reason, message: self._notify(Notice(context.claim, reason, message))
+
+    def _tell_of_share(self, context: SharingContext) -> Tell:
+        # That nothing holds is for the owner to weigh; the rest is how it should be.
+        return lambda reason, message: self._notify(
+            Notice(context.claim, reason, message, warning=reason == "ShareNotEnforced")
+        )
 
 
 class HeardKeeper(KeeperClient):
@@ -105,6 +121,7 @@ def sharing_of(
     settings: PluginSettings,
 ) -> Sharing[HeardKeeper]:
     """Give what a machine with NVML, nvidia-smi and a keeper has."""
+    keeper = HeardKeeper(paths.state_dir(driver), proc=visible_processes(paths.proc))
 
     def base(gpu_uuid: str) -> Interval:
         for gpu in inventory().gpus:
@@ -118,7 +135,8 @@ def sharing_of(
         driver=driver,
         modes=ComputeModePort(session, inventory),
         slices=SmiTimeSlices(paths),
-        keeper=HeardKeeper(paths.state_dir(driver), proc=visible_processes(paths.proc)),
+        keeper=keeper,
+        available=KeeperPresence(keeper, lambda _present: None).answers,
         notify=notify,
         gates=settings.gates,
         base=base,

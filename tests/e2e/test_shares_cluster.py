@@ -275,6 +275,66 @@ def test_the_shares_example_runs_and_a_wrong_configuration_is_refused_when_it_is
         assert status == 201, answer
 
 
+def mps_log(node):
+    """Give what the stand-ins of nvidia-cuda-mps-control wrote down."""
+    file = node.root / "sim/mps.log"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def enforcement(cluster):
+    return {
+        each["attributes"]["gpudra.dev/enforcement"]["string"]
+        for item in cluster.sim.slices()
+        for each in item["spec"]["devices"]
+    }
+
+
+def test_each_fraction_has_an_mps_daemon_with_exactly_its_limits_and_the_last_end_leaves_none(root, webhook):
+    with Cluster(root, webhook, sharing="100", nodes=[("n", "t4-x1")]) as cluster:
+        node = cluster.sim.nodes["n"]
+        cluster.sim.until(
+            lambda: enforcement(cluster) == {"per-process"}, "the keeper to be seen", timeout_seconds=90
+        )
+        cluster.namespace("team")
+        for name, part in (("small", "0.2"), ("large", "0.5")):
+            cluster.pod("team", name, {"nvidia.com/gpu": part})
+        pods = {pod["metadata"]["name"]: pod for pod in cluster.running(2)}
+        views = {name: cluster.view(pod) for name, pod in pods.items()}
+        (item,) = cluster.sim.slices()
+        (device,) = item["spec"]["devices"]
+        total = Quantity.parse(device["capacity"]["memory"]["value"]).value >> 20
+        wanted = {"small": (20, total * 20 // 100), "large": (50, total * 50 // 100)}
+        for name, (percent, mib) in wanted.items():
+            assert views[name].env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == str(percent)
+            assert views[name].env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"0={mib}M"
+            assert views[name].env["GPUDRA_SHARE_ENFORCEMENT"] == "per-process"
+            assert {"/dev/shm", "/tmp/nvidia-mps"} <= set(views[name].mounts)
+        commands = Counter(entry["command"] for entry in mps_log(node) if entry["what"] == "command")
+        uuid = device["attributes"]["uuid"]["string"]
+        for percent, mib in wanted.values():
+            assert commands[f"set_default_active_thread_percentage {percent}"] == 1
+            assert commands[f"set_default_device_pinned_mem_limit {uuid} {mib}M"] == 1
+        shared = [
+            {view.mounts["/dev/shm"].source for view in views.values()},
+            {view.mounts["/tmp/nvidia-mps"].source for view in views.values()},
+        ]
+        assert [len(each) for each in shared] == [2, 2]
+
+        def told():
+            events = cluster.sim.items("/api/v1/namespaces/team/events")
+            return [each for each in events if each["reason"] == "ShareEnforced"] or None
+
+        assert cluster.sim.until(told, "the claim's Event", timeout_seconds=60)[0]["type"] == "Normal"
+        for name in pods:
+            cluster.sim.api.request("DELETE", f"/api/v1/namespaces/team/pods/{name}")
+        folder = node.state_dir / "mps"
+        cluster.sim.until(
+            lambda: not [each for each in folder.iterdir() if each.is_dir()],
+            "the daemons to end",
+            timeout_seconds=60,
+        )
+
+
 def test_a_server_that_keeps_no_shares_gives_exclusive_cards_and_the_node_says_so(root, webhook):
     with Cluster(
         root, webhook, sharing="4", nodes=[("n", "t4-x1")], features={"DRAConsumableCapacity": False}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dra.api.gpu_settings import parse_sharing
+from dra.errors import HostError
 from dra.health.feed import HealthFeed
 from dra.inventory.diff import diff
 from dra.inventory.model import Inventory
+from dra.plugin.keeper_presence import KeeperPresence
 from dra.plugin.pool_source import PoolSource
 from dra.plugin.ports import NodeEvents
 from tests.unit.inventory.inventory_samples import gpu, inventory
@@ -100,3 +102,42 @@ def test_a_server_that_says_no_never_sees_a_share_and_one_that_says_nothing_is_t
     made, pools, _ = source("4", keeps_shares=lambda _version: None)
     made.server_is((1, 36))
     assert all(each["allowMultipleAllocations"] for each in pools[-1].devices)
+
+
+class Keeper:
+    def __init__(self):
+        self.there = False
+
+    def hello(self):
+        if not self.there:
+            raise HostError("DRA-MPS-KEEPER-ABSENT", "nobody")
+
+
+def test_a_keeper_is_missed_only_when_it_stays_away():
+    keeper, told = Keeper(), []
+    presence = KeeperPresence(keeper, told.append)
+    presence.look()
+    assert told == []
+    keeper.there = True
+    presence.look()
+    presence.look()
+    assert told == [True]
+    keeper.there = False
+    for _ in range(3):
+        presence.look()
+    assert told == [True]
+    keeper.there = True
+    presence.look()
+    keeper.there = False
+    for _ in range(5):
+        presence.look()
+    assert told == [True, False]
+    assert presence.answers() is False
+
+
+def test_the_keeper_is_looked_at_only_where_something_is_shared():
+    begun = []
+    made, _, _ = source("exclusive", on_shared=lambda: begun.append(1))
+    assert begun == []
+    made.settings_changed(parse_sharing("4"))
+    assert begun
