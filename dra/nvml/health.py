@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import byref
 from typing import Any
 
 import pynvml
@@ -103,7 +104,7 @@ def _fabric(api: NvmlApi, handle: Any, subject: str) -> tuple[int | None, int | 
             continue
         info = kind()
         try:
-            answer = api.optional("nvmlDeviceGetGpuFabricInfoV", handle, info, subject=subject)
+            answer = api.optional("nvmlDeviceGetGpuFabricInfoV", handle, byref(info), subject=subject)
         except DraError as error:
             if error.code in ("DRA-NVML-ARGUMENT-VERSION", "DRA-NVML-INVALID-ARGUMENT"):
                 continue  # a driver that knows older versions only

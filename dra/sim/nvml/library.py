@@ -7,6 +7,7 @@ NVML is initialised; a GPU that appears later is seen after the next initialisat
 
 from __future__ import annotations
 
+import ctypes
 import fnmatch
 import functools
 import threading
@@ -71,7 +72,14 @@ class CFunction:
         self._function = function
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call it as C would: a status comes back, never an exception."""
+        """Call it as C would: a status comes back, never an exception.
+
+        Raises:
+            TypeError: a structure itself in place of its address, which a compiled library would take for one and crash.
+        """
+        for argument in arguments:
+            if isinstance(argument, (ctypes.Structure, ctypes.Union)):
+                raise TypeError(f"{self.__name__}: {type(argument).__name__} is passed by value; use byref()")
         return self._library.invoke(self._function, arguments)
 
 

@@ -284,7 +284,7 @@ class Cluster:
             found = wait_until(check, seconds=seconds, what=f"pod {namespace}/{name} is {phase}")
         except AssertionError as error:
             text = "\n".join(self.messages(namespace, name))
-            raise AssertionError(f"{error}\n{text}\n{self.drivers.process.log.read_text()[-2000:]}") from None
+            raise AssertionError(f"{error}\n{text}\n{self.drivers.last_words()}") from None
         return dict(found)
 
     def wait_gone(self, namespace: str, name: str, *, seconds: float = POD_SECONDS) -> None:

@@ -127,6 +127,10 @@ class Drivers:
         assert self.current is not None
         return self.current
 
+    def last_words(self) -> str:
+        """Give the end of the running instance's log, for errors; nothing where the test runs the driver otherwise."""
+        return "" if self.current is None else self.current.log.read_text()[-2000:]
+
     def stop(self) -> None:
         """End all instances as a node's shutdown would."""
         for instance in (self.current, *self.extra):

@@ -137,7 +137,10 @@ def test_the_shipped_daemonset_serves_pods_through_a_rolling_update(daemon_set):
     for name in ("one", "two", "three"):
         on.claim(ns, name)
     on.pod(ns, "before", "one")
-    on.wait_phase(ns, "before")
+    try:
+        on.wait_phase(ns, "before")
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{words_of(on)}") from None
     assert len(on.gpu_nodes(ns, "before")) == 1
     slices = {item["metadata"]["uid"] for item in on.slices()}
     (first,) = plugin_pods(on)

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.e2e.real.cluster import Cluster
+from tests.e2e.real.processes import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -137,4 +138,7 @@ def test_nvidia_smi_of_the_driver_root_runs_in_the_container(on_each):
         pytest.skip("the simulated machine's programs do not run")
     on_each.apply_example("two-gpus")
     on_each.wait_phase("two-gpus", "trainer")
-    assert len(re.findall(r"^GPU \d+: ", on_each.log_of("two-gpus", "trainer"), re.MULTILINE)) == 2
+    wait_until(
+        lambda: len(re.findall(r"^GPU \d+: ", on_each.log_of("two-gpus", "trainer"), re.MULTILINE)) == 2,
+        seconds=20, what="nvidia-smi has listed both GPUs",
+    )  # fmt: skip

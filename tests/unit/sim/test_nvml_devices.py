@@ -285,6 +285,13 @@ def test_the_fabric_of_a_gb200_tray_has_a_cluster_and_a_clique(node):
     assert info.healthSummary == pynvml.NVML_GPU_FABRIC_HEALTH_SUMMARY_HEALTHY
 
 
+def test_a_structure_in_place_of_its_address_is_no_argument(node):
+    """A compiled library would take its first words for an address, and the process would end there and then."""
+    node("gb200")
+    with pytest.raises(TypeError, match=r"by value; use byref\(\)"):
+        pynvml.nvmlDeviceGetGpuFabricInfoV(handles()[0], pynvml.c_nvmlGpuFabricInfo_v3_t())
+
+
 def test_topology_follows_the_pci_tree(node):
     node("dgx-a100")
     gpus = handles()
