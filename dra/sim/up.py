@@ -107,6 +107,8 @@ def run_up(settings: UpSettings, say: Callable[[str], None]) -> None:
             cluster.wait_ready(timeout_seconds=START_SECONDS)
             if settings.manifests is not None and settings.manifests.is_file():
                 cluster.apply(settings.manifests)
+                # Beside it: the classes of MIG profiles, where pods ask for nvidia.com/mig-….
+                cluster.apply(*settings.manifests.parent.glob("deviceclasses-mig.yaml"))
             door = Door(root, _answers(cluster))
             try:
                 _running_file(mine, cluster).write(root)

@@ -110,7 +110,8 @@ def cluster():
 @pytest.fixture
 def kubectl(cluster, tmp_path_factory):
     found = Kubectl(cluster.kubeconfig, cluster.root)
-    found("apply", "-f", str(ROOT / "deploy/manifests/deviceclasses.yaml"))
+    for name in ("deviceclasses", "deviceclasses-mig"):
+        found("apply", "-f", str(ROOT / f"deploy/manifests/{name}.yaml"))
     yield found
     # Whatever a test left: the next one starts with an empty cluster.
     found(
@@ -135,7 +136,7 @@ def test_nodes_and_slices_are_shown_with_the_servers_columns(kubectl):
     only = kubectl.table("get", "resourceslices", "--field-selector", "spec.nodeName=gpu-node-1")
     assert [row["NODE"] for row in only] == ["gpu-node-1"]
     names = {row["NAME"] for row in kubectl.table("get", "deviceclasses")}
-    assert names == {"gpu.nvidia.com", "mig.nvidia.com"}
+    assert {"gpu.nvidia.com", "mig.nvidia.com", "mig-1g.10gb.nvidia.com"} <= names
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda path: path.stem)
