@@ -214,10 +214,14 @@ class Search:
             constraint.remove(request.name, device)
 
     def _consumes_now(self, device: Device) -> bool:
-        """Tell whether taking the device costs counters: not when a share or an admin already holds it."""
+        """Tell whether taking the device costs counters: not when a share already holds it.
+
+        An admin pays them again, as in Kubernetes up to 1.37 (its issue 140729): monitoring of a device in use needs
+        counters that have room for it twice.
+        """
         if not device.consumes or not self.features.partitionable_devices:
             return False
-        return not (
+        return not self._shares(device) or not (
             device.id in self._taken
             or device.id in self.allocated.devices
             or device.id in self.allocated.shared

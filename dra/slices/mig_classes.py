@@ -77,7 +77,9 @@ def mig_classes(
 
 def _class(profile: str, driver: str, resource: str) -> Json:
     attributes = f"device.attributes['{driver}']"
-    selector = f"device.driver == '{driver}' && {attributes}.type == 'mig' && {attributes}.profile == '{profile}'"
+    selector = (
+        f"device.driver == '{driver}' && {attributes}.type == 'mig' && {attributes}.profile == '{profile}'"
+    )
     spec: Json = {"selectors": [{"cel": {"expression": selector}}]}
     if resource:
         spec = {"extendedResourceName": resource, **spec}

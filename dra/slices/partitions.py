@@ -32,6 +32,9 @@ _COUNTERS = {
     "jpegEngines": "jpeg-engines",
     "ofaEngines": "ofa-engines",
 }
+_MEMORY_SLICE = "memory-slice-"
+# What the whole GPU takes of each memory slice.
+_TOUCH = "1m"
 
 Counters = dict[str, dict[str, str]]
 
@@ -110,10 +113,14 @@ def counter_set(gpu: Gpu, problems: list[SliceProblem]) -> dict[str, Any] | None
 def whole_device(
     gpu: Gpu, inventory: Inventory, shared: dict[str, Any], problems: list[SliceProblem]
 ) -> dict[str, Any]:
-    """Give the whole GPU, which takes all there is.
+    """Give the whole GPU, which leaves no room for any partition.
 
     Its memory is NVML's total, as without partitions: no selector changes its meaning. The rest are the largest
     partition's.
+
+    Of each memory slice it takes a thousandth. That excludes every partition, each of which takes whole slices, and is
+    excluded by each; and it leaves the room that monitoring needs: Kubernetes up to 1.37 counts a device once more for
+    admin access (its issue 140729), so that a GPU that took all counters could not be monitored while it is in use.
     """
     device = gpu_device(gpu, inventory, problems)
     capacity = dict(device.get("capacity", {}))
@@ -121,7 +128,8 @@ def whole_device(
         if name != "memory":
             most = max(profile_amounts(each)[name] for each in gpu.mig_profiles)
             capacity[name] = {"value": str(Quantity.of(most, binary=True))}
-    consumes = [{"counterSet": shared["name"], "counters": shared["counters"]}]
+    touched = {name: {"value": _TOUCH} for name in shared["counters"] if name.startswith(_MEMORY_SLICE)}
+    consumes = [{"counterSet": shared["name"], "counters": touched}]
     return {**device, "capacity": capacity, "consumesCounters": consumes}
 
 
@@ -182,4 +190,4 @@ def _counters(amounts: dict[str, int], slices: range) -> Counters:
         counter: {"value": str(Quantity.of(amounts[name], binary=True))}
         for name, counter in _COUNTERS.items()
     }
-    return counters | {f"memory-slice-{number}": {"value": "1"} for number in slices}
+    return counters | {f"{_MEMORY_SLICE}{number}": {"value": "1"} for number in slices}

@@ -134,7 +134,7 @@ def test_nodes_and_slices_are_shown_with_the_servers_columns(kubectl):
         (name, "gpu.nvidia.com", name) for name, _ in NODES
     }
     only = kubectl.table("get", "resourceslices", "--field-selector", "spec.nodeName=gpu-node-1")
-    assert [row["NODE"] for row in only] == ["gpu-node-1"]
+    assert {row["NODE"] for row in only} == {"gpu-node-1"}
     names = {row["NAME"] for row in kubectl.table("get", "deviceclasses")}
     assert {"gpu.nvidia.com", "mig.nvidia.com", "mig-1g.10gb.nvidia.com"} <= names
 

@@ -74,7 +74,9 @@ def running(cluster, uids):
 def instances_seen(node, view):
     """Give the names of the partitions that a container can open, by capability nodes of instances that exist."""
     found = set()
-    caps = {path.rpartition("nvidia-cap")[2] for path in view.device_nodes if "nvidia-caps/nvidia-cap" in path}
+    caps = {
+        path.rpartition("nvidia-cap")[2] for path in view.device_nodes if "nvidia-caps/nvidia-cap" in path
+    }
     table = {19: "1g10gb", 14: "2g20gb", 9: "3g40gb", 5: "4g40gb", 15: "1g20gb"}
     for slot, gpu in zip(node.machine.profile.gpus, node.machine.control.state.gpus, strict=True):
         for instance in gpu.instances:
@@ -83,7 +85,9 @@ def instances_seen(node, view):
                 str(compute_instance_minor(slot.minor, instance.gi, instance.computes[0].ci)),
             }
             if pair <= caps:
-                found.add(str(MigName(slot.minor, table[instance.profile_id], instance.profile_id, instance.start)))
+                found.add(
+                    str(MigName(slot.minor, table[instance.profile_id], instance.profile_id, instance.start))
+                )
                 caps -= pair
     assert not caps, "it can open what is no partition"
     return found
@@ -137,7 +141,9 @@ def test_a_pod_gets_a_partition_through_the_extended_resource(cluster, example):
 
 def test_all_examples_at_once_beside_a_monitor_that_sees_every_gpu(cluster, example):
     seen = {}
-    for name in ("mig", "mig-layout", "mig-beside-whole-gpus", "mig-extended-resource", "admin-access"):
+    # The monitor comes while whole GPUs are in use, and stays while others are cut.
+    names = ("gpu-per-pod", "admin-access", "mig-layout", "mig-beside-whole-gpus", "mig-extended-resource")
+    for name in names:
         seen |= example(name)
     node = cluster.nodes[NODE]
     assert sorted(seen["watcher/main"][1].gpus) == list(range(8))
@@ -147,7 +153,7 @@ def test_all_examples_at_once_beside_a_monitor_that_sees_every_gpu(cluster, exam
         if pod != "watcher/main"
         for device in instances_seen(node, view) or {f"gpu-{minor}" for minor in view.gpus}
     ]
-    assert len(taken) == len(set(taken)) == 3 + 4 + 2 + 1
+    assert len(taken) == len(set(taken)) == 2 + 4 + 2 + 1
     wholes = {device for device in taken if "mig" not in device}
     assert not {f"gpu-{parse_device_name(d).minor}" for d in taken if "mig" in d} & wholes
 

@@ -21,7 +21,11 @@ class Status(Exception):  # noqa: N818
 
 
 def target(argument: Any) -> Any:
-    """Give the object that an argument points to: behind `byref`, behind a pointer, or itself."""
+    """Give the object that an argument points to: behind `byref`, behind a pointer, or itself (an array, a buffer).
+
+    Raises:
+        TypeError: a structure itself, which C gets by value: the real library would crash the process.
+    """
     if argument is None:
         return None
     inner = getattr(argument, "_obj", None)
@@ -29,6 +33,8 @@ def target(argument: Any) -> Any:
         return inner
     if isinstance(argument, ctypes._Pointer):
         return argument.contents
+    if isinstance(argument, ctypes.Structure | ctypes.Union):
+        raise TypeError(f"{type(argument).__name__} is passed by value; the library takes its address")
     return argument
 
 

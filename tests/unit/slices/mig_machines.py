@@ -90,12 +90,12 @@ def slices_of(pool):
     ]
 
 
-def claim_for(name, *, profile="", device="", kind="mig"):
-    """Give a claim for one device: of a profile, by name, or any of a kind."""
+def claim_for(name, *, profile="", device="", kind="mig", **more):
+    """Give a claim for one device: of a profile, by name, or any of a kind; `more` are fields of the request."""
     selectors = []
     if profile:
         selectors = [{"cel": {"expression": f"device.attributes['gpu.nvidia.com'].profile == '{profile}'"}}]
-    exactly = {"deviceClassName": f"{kind}.nvidia.com", "selectors": selectors}
+    exactly = {"deviceClassName": f"{kind}.nvidia.com", "selectors": selectors, **more}
     return {
         "metadata": {"name": name},
         "spec": {"devices": {"requests": [{"name": "r", "exactly": exactly}]}},

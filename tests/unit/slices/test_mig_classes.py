@@ -54,7 +54,9 @@ def test_without_partitions_there_are_no_classes():
     assert profiles_in([{"driver": "other.example.com", "devices": specs("dgx-h100")[1]["devices"]}]) == []
 
 
-@pytest.mark.parametrize("profile", ["", "'||true||'", "1g.10gb' || 'x", "1G.10GB", "x" * 200, "1g.10gb+" + "a" * 300])
+@pytest.mark.parametrize(
+    "profile", ["", "'||true||'", "1g.10gb' || 'x", "1G.10GB", "x" * 200, "1g.10gb+" + "a" * 300]
+)
 def test_what_no_class_could_be_made_of_is_left_out(profile):
     spec = {
         "driver": "gpu.nvidia.com",
@@ -72,7 +74,11 @@ def test_names_that_somebody_else_has_are_not_taken():
     ours = mig_classes(profiles)
     made = mig_classes(
         profiles,
-        existing=[somebodys("small", "nvidia.com/mig-1g.10gb"), somebodys("mig-2g.20gb.nvidia.com"), *ours[2:]],
+        existing=[
+            somebodys("small", "nvidia.com/mig-1g.10gb"),
+            somebodys("mig-2g.20gb.nvidia.com"),
+            *ours[2:],
+        ],
     )
     assert [each["metadata"]["name"] for each in made] == ["mig-1g.10gb.nvidia.com", "mig-3g.40gb.nvidia.com"]
     assert "extendedResourceName" not in made[0]["spec"]

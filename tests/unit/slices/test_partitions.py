@@ -74,15 +74,16 @@ def test_a_partition_that_could_be_made_has_the_fields_of_nvidias_driver_and_no_
     assert attributes["resource.kubernetes.io/pciBusID"] == {"string": "0000:07:00.0"}
 
 
-def test_the_whole_gpu_takes_the_whole_set_and_keeps_nvmls_memory():
+def test_the_whole_gpu_excludes_every_partition_leaves_room_for_monitors_and_keeps_nvmls_memory():
     inventory = partitioned("dgx-h100")
     made = pool_of(inventory)
     whole = by_name(made, "gpu-0")
-    shared = next(part.shared_counters for part in made.slices if part.shared_counters)[0]
-    assert whole["consumesCounters"] == [{"counterSet": "gpu-0-counter-set", "counters": shared["counters"]}]
-    assert whole["capacity"]["memory"] == {"value": "81559Mi"}
-    assert amounts(shared["counters"])["memory"] == "81152Mi"
-    assert whole["capacity"]["multiprocessors"] == {"value": "132"}
+    assert whole["consumesCounters"] == [
+        {
+            "counterSet": "gpu-0-counter-set",
+            "counters": {f"memory-slice-{n}": {"value": "1m"} for n in range(8)},
+        }
+    ]
     static = by_name(pool_of(inventory, mig_mode="static"), "gpu-0")
     assert whole["attributes"] == static["attributes"]
     assert whole["capacity"]["memory"] == static["capacity"]["memory"]
@@ -104,6 +105,24 @@ def test_what_is_listed_follows_from_what_the_gpu_can_do_while_it_runs(profile, 
     made = pool_of(machine(profile, mig_mode_on=mode_on))
     kinds = Counter(device["attributes"]["type"]["string"] for device in made.devices)
     assert (kinds["gpu"], kinds["mig"]) == (wholes, partitions)
+
+
+def test_a_monitor_gets_every_gpu_while_whole_gpus_are_in_use_and_takes_nothing():
+    """Kubernetes counts a device once more for admin access (its issue 140729); there is room for that."""
+    scheduler = Scheduler(slices_of(pool_of(partitioned("dgx-h100"))))
+    for _ in range(4):
+        scheduler.ask(kind="gpu")
+    for _ in range(2):
+        scheduler.ask(kind="gpu", allocationMode="All", adminAccess=True)
+        (*_, monitor) = scheduler.held.values()
+        results = monitor["status"]["allocation"]["devices"]["results"]
+        assert sorted(result["device"] for result in results) == [f"gpu-{n}" for n in range(8)]
+    # Monitored GPUs are given out all the same, whole and in parts.
+    assert scheduler.ask(kind="gpu")[1] == "gpu-4"
+    assert scheduler.ask(profile="1g.10gb")[1].startswith("gpu-5-mig")
+    # Of a GPU with a partition in use the whole is nobody's, not even a monitor's: that is the same rule.
+    assert scheduler.ask(kind="gpu", allocationMode="All", adminAccess=True) is None
+    assert scheduler.ask(profile="1g.10gb", adminAccess=True) is not None
 
 
 def test_gpus_without_mig_have_no_counters():
