@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,10 +46,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="ask the keeper that runs on this node whether it is well, for a probe",
     )
+    parser.add_argument(
+        "--guard",
+        action="store_true",
+        help="start it again when it ends by itself, so that a container lives on",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the keeper until it is told to stop; or ask one."""
+    if args.guard:
+        from dra.mps.guard import Guard
+
+        return Guard([sys.executable, "-m", "dra.cli.mps_keeper", *_same_flags(args)]).run()
     from dra.mps.service import KeeperService, KeeperSettings, check_alive
 
     paths = _paths(args)
@@ -66,6 +76,13 @@ def run(args: argparse.Namespace) -> int:
             environment=_simulation() if args.simulate else {},
         )
     ).run()
+
+
+def _same_flags(args: argparse.Namespace) -> list[str]:
+    """Give the flags again, without the guard's own."""
+    values = {name: getattr(args, name.removeprefix("--").replace("-", "_")) for name, *_ in _FLAGS}
+    values |= {"--log-level": args.log_level, "--logging-format": args.logging_format}
+    return [f"{name}={value}" for name, value in values.items() if value]
 
 
 def _paths(args: argparse.Namespace) -> Any:

@@ -1,9 +1,9 @@
 """Becomes a program of the driver in a root and with mounts of its own: `python launch.py JSON`.
 
-What is wanted is one JSON object: `binds` ([source, target] pairs, the target made if missing), `root` (entered with
-chroot; empty: not), `command` (absolute path and arguments) and `wait` (a line is read from stdin first; at its end
-without one, nothing is started). With binds it gets a mount namespace of its own, so that each daemon has its own
-`/dev/shm` and nobody else sees it.
+What is wanted is one JSON object: `empty` (a directory that gets an empty file system in memory), `binds` ([source,
+target] pairs, the target made if missing), `root` (entered with chroot; empty: not), `command` (absolute path and
+arguments) and `wait` (a line is read from stdin first; at its end without one, nothing is started). With binds it gets a
+mount namespace of its own, so that each daemon has its own `/dev/shm` and nobody else sees it.
 
 Standard library only: it runs between fork and exec of the keeper, which has threads. The process stays the same one:
 its id and the time at which it was started are the daemon's.
@@ -16,6 +16,7 @@ import sys
 
 # Source: sched.h, sys/mount.h.
 CLONE_NEWNS = 0x00020000
+MS_NOSUID, MS_NODEV = 2, 4
 MS_BIND, MS_REC, MS_SLAVE = 4096, 16384, 1 << 19
 FAILED = 126
 
@@ -26,6 +27,9 @@ def main(wanted: dict) -> None:  # type: ignore[type-arg]
         sys.exit(FAILED)
     if wanted.get("binds"):
         _unshare()
+        if wanted.get("empty"):
+            # Made directories then are of this namespace only, also where the root is mounted read-only.
+            _mount("mps", wanted["empty"], MS_NOSUID | MS_NODEV, kind="tmpfs", options="size=1m,mode=755")
         for source, target in wanted["binds"]:
             os.makedirs(target, exist_ok=True)  # noqa: PTH103 - as little as possible is imported
             _mount(source, target, MS_BIND)
@@ -46,9 +50,10 @@ def _unshare() -> None:
     _mount("none", "/", MS_REC | MS_SLAVE)
 
 
-def _mount(source: str, target: str, flags: int) -> None:
+def _mount(source: str, target: str, flags: int, *, kind: str = "none", options: str = "") -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(os.fsencode(source), os.fsencode(target), None, ctypes.c_ulong(flags), None):
+    words = [os.fsencode(word) for word in (source, target, kind)]
+    if libc.mount(*words, ctypes.c_ulong(flags), os.fsencode(options)):
         number = ctypes.get_errno()
         raise OSError(number, f"cannot mount {source} on {target}: {os.strerror(number)}")
 

@@ -94,13 +94,14 @@ class Launcher:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
         wanted: dict[str, Any] = {"wait": wait}
         if self.isolate:
-            # As in NVIDIA's pods: the usual places, seen from inside the driver root.
+            # The usual places, seen from inside the driver root; a `/tmp` of its own to make them in.
             base = program.root.rstrip("/") if program.enter else ""
             places = (
                 (folders.shm, CONTAINER_SHM),
                 (folders.pipe, CONTAINER_PIPE),
                 (folders.log, CONTAINER_LOG),
             )
+            wanted["empty"] = f"{base}/tmp"  # noqa: S108 - of its own
             wanted["binds"] = [[str(path), base + place] for path, place in places]
             wanted["root"] = program.root if program.enter else ""
             environment |= {

@@ -26,9 +26,9 @@ TABLE_NAME = "keeper.json"
 # What a request or an answer may be at most.
 LINE_BYTES = 1 << 20
 
-# Where a container finds them; NVIDIA's driver and its device plugin use the same.
+# Where a container finds them; NVIDIA's driver and its device plugin use the same. The log is the daemon's alone.
 CONTAINER_PIPE = "/tmp/nvidia-mps"  # noqa: S108 - MPS's own default
-CONTAINER_LOG = "/var/log/nvidia-mps"
+CONTAINER_LOG = "/tmp/nvidia-mps-log"  # noqa: S108
 CONTAINER_SHM = "/dev/shm"  # noqa: S108
 MOUNT_OPTIONS = ("rw", "nosuid", "nodev", "bind")
 

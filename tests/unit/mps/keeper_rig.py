@@ -29,12 +29,15 @@ class KeeperRig:
         self.services: list[KeeperService] = []
         self.client = KeeperClient(self.state_dir)
 
-    def keeper(self, **timings) -> KeeperService:
+    def keeper(self, *, isolate: bool = False, **timings) -> KeeperService:
         """Start a keeper; the one before is stopped."""
         for service in self.services:
             service.stop()
         settings = KeeperSettings(
-            DRIVER, self.paths, isolate=False, timings=Timings(**{"ready": 60.0, "command": 60.0, **timings})
+            DRIVER,
+            self.paths,
+            isolate=isolate,
+            timings=Timings(**{"ready": 60.0, "command": 60.0, **timings}),
         )
         service = KeeperService(settings)
         service.start()

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,32 @@ def test_mounts_are_the_programs_own(tmp_path):
     ended = run({"binds": [[str(source), str(target)]], "command": command})
     assert ended.stdout == "['inside']\n", ended.stderr
     assert list(target.iterdir()) == []
+
+
+@needs_mounts
+def test_a_root_that_is_read_only_is_no_obstacle(tmp_path):
+    root, source = tmp_path / "root", tmp_path / "source"
+    (root / "tmp").mkdir(parents=True)
+    source.mkdir()
+    (source / "inside").touch()
+    target = root / "tmp/nvidia-mps"
+    command = [sys.executable, "-c", SHOW.format(str(target))]
+    wanted = {"empty": str(root / "tmp"), "binds": [[str(source), str(target)]], "command": command}
+    # As a pod's mount of the driver root is: bound, then made read-only.
+    script = (
+        "import ctypes, os, sys; libc = ctypes.CDLL(None); root = os.fsencode(sys.argv[1])\n"
+        "none = libc.unshare(0x20000) or libc.mount(b'none', b'/', None, ctypes.c_ulong(16384 | 1 << 18), None)\n"
+        "none = none or libc.mount(root, root, None, ctypes.c_ulong(4096), None)\n"
+        "none = none or libc.mount(b'none', root, None, ctypes.c_ulong(4096 | 32 | 1), None)\n"
+        "assert not none\n"
+        "os.execv(sys.executable, [sys.executable, '-I', '-S', *sys.argv[2:]])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script, str(root), launch.__file__, json.dumps(wanted)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.stdout == "['inside']\n", ended.stderr
+    assert list((root / "tmp").iterdir()) == []
 
 
 @needs_mounts
@@ -131,8 +158,9 @@ def test_real_nodes_get_the_usual_places_inside_the_driver_root(tmp_path, whole)
     assert wanted["binds"] == [
         [str(folders.shm), f"{base}/dev/shm"],
         [str(folders.pipe), f"{base}/tmp/nvidia-mps"],
-        [str(folders.log), f"{base}/var/log/nvidia-mps"],
+        [str(folders.log), f"{base}/tmp/nvidia-mps-log"],
     ]
+    assert wanted["empty"] == f"{base}/tmp"
     assert wanted["root"] == base
     assert wanted["command"] == [
         "/usr/bin/nvidia-cuda-mps-control" if whole else f"{root}/usr/bin/nvidia-cuda-mps-control",
@@ -140,7 +168,7 @@ def test_real_nodes_get_the_usual_places_inside_the_driver_root(tmp_path, whole)
     ]
     assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
     assert environment["CUDA_MPS_PIPE_DIRECTORY"] == "/tmp/nvidia-mps"
-    assert environment["CUDA_MPS_LOG_DIRECTORY"] == "/var/log/nvidia-mps"
+    assert environment["CUDA_MPS_LOG_DIRECTORY"] == "/tmp/nvidia-mps-log"
     assert ("LD_LIBRARY_PATH" in environment) is not whole
 
 
@@ -151,3 +179,40 @@ def test_commands_are_those_of_the_control_daemon():
         "set_default_device_pinned_mem_limit GPU-a 1024M",
         "set_default_device_pinned_mem_limit GPU-b 2M",
     )
+
+
+@needs_mounts
+def test_daemons_of_a_real_node_have_shared_memory_of_their_own():
+    """Everything as on a node: mounts, namespaces, and a file system for shared memory that goes with the daemon."""
+    from keeper_rig import KeeperRig, spec
+
+    # Not below /tmp, of which each daemon has its own.
+    root = Path(tempfile.mkdtemp(prefix="mps", dir="/var/tmp"))
+    rig = KeeperRig(root)
+    try:
+        service = rig.keeper(isolate=True)
+        rig.client.ensure(spec("claim-1", active_thread_percentage=30))
+        rig.client.ensure(spec("claim-2"))
+        one, two = (rig.client.status(name).pid for name in ("claim-1", "claim-2"))
+        folders = rig.state_dir / "mps/claim-1"
+        assert os.path.ismount(folders / "shm")
+        (folders / "shm/segment").touch()
+        assert os.listdir(f"/proc/{one}/root/dev/shm") == ["segment"]
+        assert os.listdir(f"/proc/{two}/root/dev/shm") == []
+        assert not (Path("/dev/shm") / "segment").exists()
+        environment = Path(f"/proc/{one}/environ").read_text().split("\0")
+        assert "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps" in environment
+        assert "control" in os.listdir(folders / "pipe")
+        assert rig.ask("claim-1", "get_default_active_thread_percentage") == ["30.0"]
+        service.stop()
+        rig.keeper(isolate=True)
+        assert rig.client.status("claim-1").pid == one
+        for name in ("claim-1", "claim-2"):
+            rig.client.stop(name)
+        assert rig.folders() == []
+        assert str(root) not in Path("/proc/self/mountinfo").read_text()
+    finally:
+        rig.close()
+        for name in rig.folders():
+            mps_folders.remove_folders(DaemonFolders(rig.state_dir / "mps" / name))
+        shutil.rmtree(root, ignore_errors=True)
