@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from dra.errors import DraError, HostError
 from dra.fleet.election import ElectionTimes, Elector
+from dra.fleet.policy_status import PolicyStatus
 from dra.fleet.templates import COLLECT_SECONDS, TemplateKeeper
 from dra.kube.client import KubeClient
 from dra.kube.connection import Connection, KubeOptions
@@ -51,6 +52,7 @@ class FleetSettings:
     kube_burst: int = 40
     port: int = -1
     collect_seconds: float = COLLECT_SECONDS
+    driver: str = "gpu.nvidia.com"
     times: ElectionTimes = ElectionTimes()  # noqa: RUF009 - frozen
 
 
@@ -60,6 +62,7 @@ def parts_of(settings: FleetSettings) -> tuple[MakePart, ...]:
         lambda client, events: TemplateKeeper(
             client, events=events, collect_seconds=settings.collect_seconds
         ),
+        lambda client, _events: PolicyStatus(client, driver=settings.driver),
     )
 
 
