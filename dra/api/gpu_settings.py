@@ -144,6 +144,8 @@ class GpuSettings:
 
 # Names of the blocks, each of which is replaced as a whole.
 BLOCKS: tuple[str, ...] = tuple(each.name for each in fields(GpuSettings))
+# Those that change the meaning of a device that somebody may have: they change on idle GPUs only.
+IDLE_BLOCKS: tuple[str, ...] = ("sharing", "mig", "time_slice")
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ COMMANDS = {
     "validate": ("dra.cli.validate", "check manifests offline"),
     "webhook": ("dra.cli.webhook", "the admission webhook"),
     "fleet": ("dra.cli.fleet", "the cluster's side: claim templates for shares"),
+    "policy": ("dra.cli.policy", "what GpuNodePolicies would change, and how far the nodes are"),
     "export-checkpoint": ("dra.cli.export_checkpoint", "hand prepared claims back to NVIDIA's driver"),
     "sim": ("dra.cli.sim", "a simulated cluster to try the driver in"),
 }

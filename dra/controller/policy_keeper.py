@@ -15,9 +15,10 @@ from typing import Any, Literal
 
 from dra.api.gpu_settings import GpuSettings, NodeSettings
 from dra.api.policy import Conflict, Policy, Resolution, decode_policy, resolve
-from dra.controller.policy_plan import GpuPlan, claims_on_gpus, plan_gpu
+from dra.controller.policy_plan import GpuPlan, plan_gpu
 from dra.controller.policy_state import AppliedFile, AppliedSettings
 from dra.errors import ConfigError, DraError
+from dra.inventory.allocations import claims_on_gpus
 from dra.inventory.model import Gpu, Inventory
 from dra.inventory.names import GpuName
 from dra.kube.clock import Clock, SystemClock

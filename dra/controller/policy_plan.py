@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
-from dra.api.gpu_settings import GpuSettings
+from dra.api.gpu_settings import IDLE_BLOCKS, GpuSettings
 from dra.errors import DraError
 from dra.inventory.mig_layout import Place, place_layout
 from dra.inventory.model import Gpu
-from dra.inventory.names import GpuName, MigName, parse_device_name
 from dra.prepare.layouts import LayoutRecord, check_mode, is_rest_of, matches
-
-# What changes the meaning of a device that somebody may have: only for idle GPUs.
-IDLE_BLOCKS = ("sharing", "mig", "time_slice")
 
 Step = Literal["none", "at-once", "when-idle", "refused"]
 
@@ -90,22 +86,3 @@ def _same_places(record: LayoutRecord | None, places: Iterable[Place]) -> bool:
     return record is not None and set(record.wanted) == {
         (profile.profile_id, start) for profile, start, _ in places
     }
-
-
-def claims_on_gpus(
-    claims: Iterable[Mapping[str, Any]], *, driver: str, pool: str
-) -> dict[int, tuple[str, ...]]:
-    """Give the claims (namespace/name) that the API says are on each GPU, by its minor number."""
-    found: dict[int, set[str]] = {}
-    for claim in claims:
-        metadata = claim.get("metadata") or {}
-        allocation = (claim.get("status") or {}).get("allocation") or {}
-        for result in (allocation.get("devices") or {}).get("results") or ():
-            if result.get("driver") != driver or result.get("pool") != pool:
-                continue
-            name = parse_device_name(str(result.get("device") or ""))
-            if isinstance(name, GpuName | MigName):
-                found.setdefault(name.minor, set()).add(
-                    f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
-                )
-    return {minor: tuple(sorted(names)) for minor, names in found.items()}

@@ -1,0 +1,358 @@
+"""What a change of GpuNodePolicies would do, and how far the fleet is with those that there are. Data, no printing.
+
+What the flags of each node say is not in the API: where no policy speaks, the answer is `as the flags say`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from dra.api.gpu_settings import BLOCKS, IDLE_BLOCKS, GpuIdentity, GpuSettings
+from dra.api.policy import Policy, Resolution, decode_policy, resolve
+from dra.errors import ConfigError, ValueFormatError
+from dra.inventory.allocations import claims_on_gpus
+from dra.inventory.names import GpuName, MigName, parse_device_name, profile_slug
+from dra.values import PciAddress
+
+FLAGS = "as the flags say"
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetGpu:
+    """A GPU as the slices show it: `profiles` are the MIG profiles that are published of it, as in device names."""
+
+    node: str
+    device: str
+    identity: GpuIdentity
+    claims: tuple[str, ...] = ()
+    profiles: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One block of one GPU that would change.
+
+    Args:
+        when: `at once`, or `when idle`.
+        waits_for: claims (namespace/name) that have the GPU now.
+        doubt: why the node's driver may refuse it.
+    """
+
+    node: str
+    device: str
+    product: str
+    block: str
+    before: str
+    after: str
+    when: str
+    waits_for: tuple[str, ...] = ()
+    doubt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyDiff:
+    """What would change. `conflicts` are those that would be after the change."""
+
+    changes: tuple[Change, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = field(default=())
+
+
+def fleet_gpus(slices: Iterable[Json], claims: Iterable[Json], *, driver: str) -> tuple[FleetGpu, ...]:
+    """Give the GPUs of a fleet from its ResourceSlices (v1), by node and device."""
+    listed = tuple(claims)
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for each in slices:
+        spec = each.get("spec") or {}
+        node = spec.get("nodeName")
+        if spec.get("driver") != driver or not node:
+            continue
+        for device in spec.get("devices") or ():
+            name = parse_device_name(str(device.get("name") or ""))
+            if not isinstance(name, GpuName | MigName):
+                continue
+            gpu = found.setdefault((node, name.minor), {"profiles": set(), "pool": _pool(spec)})
+            _note(gpu, device.get("attributes") or {}, whole=isinstance(name, GpuName))
+            if isinstance(name, MigName):
+                gpu["profiles"].add(name.profile)
+    busy = {
+        pool: claims_on_gpus(listed, driver=driver, pool=pool)
+        for pool in {gpu["pool"] for gpu in found.values()}
+    }
+    return tuple(
+        FleetGpu(
+            node,
+            str(GpuName(minor)),
+            GpuIdentity(gpu.get("uuid", ""), gpu.get("product", ""), gpu.get("pci")),
+            busy[gpu["pool"]].get(minor, ()),
+            frozenset(gpu["profiles"]),
+        )
+        for (node, minor), gpu in sorted(found.items())
+    )
+
+
+def _pool(spec: Json) -> str:
+    return str((spec.get("pool") or {}).get("name") or "")
+
+
+def _note(gpu: dict[str, Any], attributes: Json, *, whole: bool) -> None:
+    def text(name: str) -> str:
+        return str((attributes.get(name) or {}).get("string") or "")
+
+    gpu.setdefault("product", text("productName"))
+    uuid = text("uuid") if whole else text("parentUUID")
+    if uuid:
+        gpu["uuid"] = uuid
+    try:
+        address = PciAddress.parse(text("resource.kubernetes.io/pciBusID"))
+    except ValueFormatError:
+        return
+    gpu["pci"] = address
+
+
+def diff_policies(
+    before: Iterable[Policy],
+    after: Iterable[Policy],
+    *,
+    labels: Mapping[str, Mapping[str, str]],
+    gpus: Sequence[FleetGpu],
+) -> PolicyDiff:
+    """Say what would change on which nodes.
+
+    Args:
+        before: the policies that there are.
+        after: those that there would be.
+        labels: of each node.
+        gpus: of the fleet.
+    """
+    olds, news = tuple(before), tuple(after)
+    changes: list[Change] = []
+    conflicts: dict[str, None] = {}
+    nodes: dict[str, list[FleetGpu]] = {}
+    for gpu in gpus:
+        nodes.setdefault(gpu.node, []).append(gpu)
+    for node, its in nodes.items():
+        identities = [gpu.identity for gpu in its]
+        old, new = (resolve(each, labels=labels.get(node, {}), gpus=identities) for each in (olds, news))
+        for gpu in its:
+            changes += _changes_of(gpu, old, new)
+        conflicts.update(dict.fromkeys(f"{node}: {each}" for each in new.conflicts))
+    touched = dict.fromkeys(change.node for change in changes)
+    return PolicyDiff(tuple(changes), tuple(conflicts), tuple(touched))
+
+
+def _changes_of(gpu: FleetGpu, old: Resolution, new: Resolution) -> Iterable[Change]:
+    was, will = old.settings.of(gpu.identity), new.settings.of(gpu.identity)
+    for block in BLOCKS:
+        said = [bool(each.settings.source_of(gpu.identity, block)) for each in (old, new)]
+        if getattr(was, block) == getattr(will, block) and said[0] == said[1]:
+            continue
+        idle = block in IDLE_BLOCKS
+        yield Change(
+            gpu.node, gpu.device, gpu.identity.product, block,
+            _words(was, block) if said[0] else FLAGS,
+            _words(will, block) if said[1] else FLAGS,
+            "when idle" if idle else "at once",
+            gpu.claims if idle else (),
+            _doubt(gpu, will) if block == "mig" else "",
+        )  # fmt: skip
+
+
+def _doubt(gpu: FleetGpu, settings: GpuSettings) -> str:
+    unknown = [name for name, _ in settings.mig.layout if profile_slug(name) not in gpu.profiles]
+    if not unknown or not gpu.profiles:
+        return ""
+    return f"{', '.join(unknown)} is not among the profiles that {gpu.device} publishes"
+
+
+def _words(settings: GpuSettings, block: str) -> str:
+    value = getattr(settings, block)
+    match block:
+        case "sharing":
+            return str(value)
+        case "mig":
+            mix = " + ".join(f"{number} x {name}" for name, number in value.layout)
+            return f"{value.mode}: {mix}" if mix else str(value.mode)
+        case "reserved":
+            return "no" if value is None else f"{value.value or 'yes'} ({value.effect})"
+        case "attributes":
+            pairs = (f"{name}={next(iter(each.values()))}" for name, each in sorted(value.items()))
+            return ", ".join(pairs) or "none"
+        case "driver_capabilities":
+            return ",".join(value or ())
+        case "health":
+            parts = [f"XID {xid}: {effect}" for xid, effect in sorted(value.xids.items())]
+            if value.temperature_celsius is not None:
+                parts.append(f"{value.temperature_celsius} C")
+            return ", ".join(parts) or "none"
+        case _:
+            return str(value)
+
+
+def with_files(
+    current: Iterable[Json], written: Iterable[Json], deleted: Iterable[str] = ()
+) -> tuple[Policy, ...]:
+    """Give the policies that there would be, were the files applied and some deleted.
+
+    Raises:
+        ConfigError: DRA-POLICY-INVALID for one of the files; DRA-POLICY-UNKNOWN for a name to delete that is not there.
+    """
+    found = {str((body.get("metadata") or {}).get("name")): dict(body) for body in current}
+    for name in deleted:
+        if found.pop(name, None) is None:
+            raise ConfigError(
+                "DRA-POLICY-UNKNOWN", f"there is no GpuNodePolicy {name}", remedy="See `dra policy status`."
+            )
+    for body in written:
+        name = str((body.get("metadata") or {}).get("name"))
+        known = (found.get(name) or {}).get("metadata") or {}
+        # It keeps its age, which decides between equals.
+        metadata = {"creationTimestamp": known.get("creationTimestamp"), **(body.get("metadata") or {})}
+        found[name] = {**body, "metadata": metadata}
+    return tuple(decode_policy(body) for body in found.values())
+
+
+def mig_parted(config: Json, name: str = "") -> tuple[dict[str, Any], ...]:
+    """Turn a configuration of NVIDIA's mig-parted into GpuNodePolicies, one for each of its `mig-configs`.
+
+    Each chooses the nodes with the label `nvidia.com/mig.config=<name>`, as MIG manager does. Of `devices` only `all`
+    has a counterpart: GPUs are not chosen by an index, which moves.
+
+    Args:
+        config: the file: `{version: v1, mig-configs: {NAME: [{devices: all, mig-enabled: true, mig-devices: {...}}]}}`.
+        name: only this one of its configurations; empty: all.
+
+    Raises:
+        ConfigError: DRA-MIG-PARTED.
+    """
+    configs = config.get("mig-configs")
+    if not isinstance(configs, Mapping) or (name and name not in configs):
+        wanted = f" {name}" if name else ""
+        raise _parted(f"has no mig-configs{wanted}", "Give a file of nvidia-mig-parted, with mig-configs.")
+    made = []
+    for key in [name] if name else sorted(configs):
+        groups = [_parted_group(str(key), entry) for entry in configs[key] or ()]
+        body: dict[str, Any] = {
+            "apiVersion": "gpudra.dev/v1alpha1",
+            "kind": "GpuNodePolicy",
+            "metadata": {"name": f"mig-{str(key).lower().replace('_', '-').replace('.', '-')}"},
+            "spec": {"nodeSelector": {"matchLabels": {"nvidia.com/mig.config": str(key)}}, "gpus": groups},
+        }
+        decode_policy(body)
+        made.append(body)
+    return tuple(made)
+
+
+def _parted_group(key: str, entry: Any) -> dict[str, Any]:
+    if not isinstance(entry, Mapping):
+        raise _parted(f"{key}: an entry is not an object", "See mig-parted's examples.")
+    if entry.get("devices", "all") != "all":
+        raise _parted(
+            f"{key}: devices: {entry['devices']} chooses GPUs by index, which moves",
+            "Write a policy that chooses them by uuid or pciAddress.",
+        )
+    if entry.get("device-filter"):
+        raise _parted(
+            f"{key}: device-filter chooses GPUs by PCI id, which a policy cannot",
+            "Write a policy that chooses them by product.",
+        )
+    layout = entry.get("mig-devices") or {}
+    if not entry.get("mig-enabled"):
+        return {"match": {}, "mig": {"mode": "none"}}
+    return {"match": {}, "mig": {"mode": "static", **({"layout": dict(layout)} if layout else {})}}
+
+
+def _parted(what: str, remedy: str) -> ConfigError:
+    return ConfigError("DRA-MIG-PARTED", f"the mig-parted configuration {what}", remedy=remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRow:
+    """A policy: how many nodes it chooses, and how far they are."""
+
+    name: str
+    weight: int
+    matching: int = 0
+    applied: int = 0
+    waiting: int = 0
+    refused: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRow:
+    """A GPU that is not as the policies say, or a node of which all holds (`device` is empty)."""
+
+    node: str
+    device: str
+    state: str
+    message: str
+    claims: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FleetStatus:
+    """How far a fleet is. `silent`: nodes with our slices whose driver says nothing of policies."""
+
+    policies: tuple[PolicyRow, ...] = ()
+    gpus: tuple[GpuRow, ...] = ()
+    silent: tuple[str, ...] = ()
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything is as the policies say."""
+        return not self.gpus and not any(row.problem for row in self.policies)
+
+    def as_json(self) -> dict[str, Any]:
+        """Give it as JSON."""
+        return asdict(self)
+
+
+def fleet_status(
+    policies: Iterable[Json], gpu_nodes: Iterable[Json], *, nodes_with_slices: Iterable[str] = ()
+) -> FleetStatus:
+    """Say how far a fleet is, from what its nodes say."""
+    reports = {str((each.get("metadata") or {}).get("name")): each.get("status") or {} for each in gpu_nodes}
+    rows = [_row(body, reports) for body in policies]
+    gpus = [
+        GpuRow(
+            node, str(gpu.get("device", "")), str(gpu.get("state", "")), str(gpu.get("message", "")),
+            tuple(gpu.get("claims") or ()),
+        )
+        for node, report in sorted(reports.items())
+        for gpu in report.get("gpus") or ()
+        if gpu.get("state") != "Applied"
+    ]  # fmt: skip
+    silent = sorted(set(nodes_with_slices) - reports.keys())
+    return FleetStatus(
+        tuple(sorted(rows, key=lambda row: row.name)), tuple(gpus), tuple(silent) if rows else ()
+    )
+
+
+def _row(body: Json, reports: Mapping[str, Json]) -> PolicyRow:
+    name = str((body.get("metadata") or {}).get("name") or "")
+    weight = int((body.get("spec") or {}).get("weight") or 0)
+    try:
+        decode_policy(body)
+    except ConfigError as error:
+        return PolicyRow(name, weight, problem=str(error))
+    counts = dict.fromkeys(("matching", "applied", "waiting", "refused"), 0)
+    generation = int((body.get("metadata") or {}).get("generation") or 0)
+    for report in reports.values():
+        seen = {str(each.get("name")): each.get("generation") for each in report.get("policies") or ()}
+        if name not in seen:
+            continue
+        counts["matching"] += 1
+        states = {str(gpu.get("state")) for gpu in report.get("gpus") or ()}
+        if "Refused" in states:
+            counts["refused"] += 1
+        elif states - {"Applied"} or seen[name] != generation:
+            counts["waiting"] += 1
+        else:
+            counts["applied"] += 1
+    return PolicyRow(
+        name, weight, counts["matching"], counts["applied"], counts["waiting"], counts["refused"]
+    )
