@@ -65,6 +65,9 @@ def parse_nodes(text: str) -> list[tuple[str, str]]:
     return found
 
 
+_DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+
 class SimCluster:
     """Nodes under `root`. Use as a context manager: everything ends with it.
 
@@ -134,6 +137,10 @@ class SimCluster:
                 remedy="Give another --port, or none.",
             ) from error
         self.api.write_kubeconfig(self.kubeconfig)
+        from dra.api.policy_crd import node_crd, policy_crd
+
+        for definition in (policy_crd(), node_crd()):
+            self.api.create(_DEFINITIONS, definition)
         self.control.start()
         self.in_process.start()
         for number, (name, profile) in enumerate(self.wanted):
