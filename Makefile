@@ -12,12 +12,13 @@ CHART_STAMP := $(CHART)/.stamp
 # Test processes at once; much of the tests' time is waiting for other processes.
 WORKERS ?= 2
 
-.PHONY: help setup setup-chart demo test lint bench lock docs schema proto crds manifests clean
+.PHONY: help setup setup-chart demo test lint bench soak lock docs schema proto crds manifests clean
 help:
 	@echo "make demo   set up, then walk through the main job on a simulated node (no GPU, no Kubernetes)"
 	@echo "make test   set up, then run linters' contracts and all tests"
 	@echo "make lint   ruff, mypy, import-linter"
 	@echo "make bench  figures beside their budgets"
+	@echo "make soak   random claims, faults and restarts for SECONDS (120)"
 	@echo "make docs   regenerate docs/metrics.md from the code"
 	@echo "make manifests  render deploy/manifests from the chart"
 	@echo "make proto  regenerate dra/pb from proto/"
@@ -61,6 +62,11 @@ test: lint setup-chart
 bench: $(STAMP)
 	@$(PY) -m compileall -q dra >/dev/null 2>&1 || true
 	$(PY) -m tests.bench
+
+# SECONDS of random claims, faults and restarts; `make soak SECONDS=3600 SEED=7`.
+SECONDS ?= 120
+soak: $(STAMP)
+	@$(PY) -m tests.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 # Newest versions that pyproject.toml allows, with the hashes of every platform's files. Needs uv.
 lock:

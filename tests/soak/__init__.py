@@ -1,0 +1,1 @@
+"""Random claims, faults and restarts for as long as asked; see `__main__`."""
