@@ -18,7 +18,7 @@ help:
 	@echo "make test   set up, then run linters' contracts and all tests"
 	@echo "make lint   ruff, mypy, import-linter"
 	@echo "make bench  figures beside their budgets"
-	@echo "make soak   random claims, faults and restarts for SECONDS (120)"
+	@echo "make soak   random claims, faults and restarts for DURATION seconds (120)"
 	@echo "make docs   regenerate docs/metrics.md from the code"
 	@echo "make manifests  render deploy/manifests from the chart"
 	@echo "make proto  regenerate dra/pb from proto/"
@@ -63,10 +63,10 @@ bench: $(STAMP)
 	@$(PY) -m compileall -q dra >/dev/null 2>&1 || true
 	$(PY) -m tests.bench
 
-# SECONDS of random claims, faults and restarts; `make soak SECONDS=3600 SEED=7`.
-SECONDS ?= 120
+# DURATION seconds of random claims, faults and restarts; `make soak DURATION=3600 SEED=7`.
+DURATION ?= 120
 soak: $(STAMP)
-	@$(PY) -m tests.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+	@$(PY) -m tests.soak --seconds $(DURATION) $(if $(SEED),--seed $(SEED))
 
 # Newest versions that pyproject.toml allows, with the hashes of every platform's files. Needs uv.
 lock:

@@ -6,9 +6,11 @@ benchmark. Its first line of output is the port.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import shutil
+import ssl
 import subprocess
 import sys
 import threading
@@ -60,6 +62,49 @@ class ApiServerProcess:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(10)
+
+
+class RealApi:
+    """A real kube-apiserver with etcd, from `KUBEBUILDER_ASSETS`; what the benchmark needs of `SimApiServer`. Thread-safe."""
+
+    def __init__(self, folder: Path) -> None:
+        from tests.real_apiserver import ADMIN, real_apiserver
+
+        (folder / "api").mkdir()
+        self._made = contextlib.ExitStack()
+        self._server = self._made.enter_context(real_apiserver(folder / "api"))
+        context = ssl.create_default_context(cafile=str(self._server.ca_file))
+        self._connection = http.client.HTTPSConnection("127.0.0.1", self._server.port, context=context)
+        self._token = self._server.token_of(ADMIN)
+        self._lock = threading.Lock()
+
+    def write_kubeconfig(self, path: Path) -> Path:
+        """Copy the kubeconfig of an administrator."""
+        return Path(shutil.copy(self._server.admin_kubeconfig, path))
+
+    def request(
+        self, method: str, target: str, body: Any = None, *, content_type: str = "application/json"
+    ) -> tuple[int, Any]:
+        """Make a call; gives status and decoded answer."""
+        headers = {"Content-Type": content_type, "Authorization": f"Bearer {self._token}"}
+        data = None if body is None else json.dumps(body).encode()
+        with self._lock:
+            self._connection.request(method, target, body=data, headers=headers)
+            answer = self._connection.getresponse()
+            text = answer.read()
+        return answer.status, json.loads(text) if text else None
+
+    def create(self, collection: str, obj: Json) -> Json:
+        """Create an object. RuntimeError: the server refused it."""
+        status, answer = self.request("POST", collection, obj)
+        if status != 201:
+            raise RuntimeError(f"{collection}: {status} {answer}")
+        return dict(answer)
+
+    def stop(self) -> None:
+        """End both processes."""
+        self._connection.close()
+        self._made.close()
 
 
 def main(version: str, kubeconfig: str) -> None:

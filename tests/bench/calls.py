@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.bench.apiserver import ApiServerProcess
+from tests.bench.apiserver import ApiServerProcess, RealApi
 from tests.process.harness import Node, ref_of
 
 GPUS = 8
@@ -17,8 +18,10 @@ GPUS = 8
 class BenchNode(Node):
     """A node whose API server has a process of its own."""
 
-    def api_server(self, version: str) -> ApiServerProcess:
-        """Start the API server."""
+    def api_server(self, version: str) -> ApiServerProcess | RealApi:
+        """Start the API server: a real one where its binaries are, else the simulated one."""
+        if os.environ.get("KUBEBUILDER_ASSETS"):
+            return RealApi(self.root)
         return ApiServerProcess(version=version, folder=self.root)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import urllib.request
 
+from tests.bench import process
 from tests.bench.calls import GPUS, BenchNode, Calls, timed
 from tests.bench.figure import Figure, percentile
 from tests.process.harness import DRIVER, wait_until
@@ -18,17 +19,21 @@ def figures(rounds: int) -> list[Figure]:
 def _partitions(rounds: int) -> list[Figure]:
     node = BenchNode()
     try:
-        node.daemon("--log-level", "info", "--mig-mode=dynamic")
+        daemon = node.daemon("--log-level", "info", "--mig-mode=dynamic")
         connection = node.kubelet().wait_registered(DRIVER, timeout_seconds=60)
         node.wait_published()
         calls = Calls(node, connection)
         calls.single(5, "gpu-0-mig-1g10gb-19-0")
         made, gone = calls.single(rounds, "gpu-0-mig-1g10gb-19-0")
+        for gpu in range(GPUS):
+            calls.prepare(calls.claims(f"gpu-{gpu}-mig-1g10gb-19-{start}" for start in range(7)))
+        memory = process.memory(daemon.process.pid)["Rss"]
     finally:
         node.close()
     return [
-        Figure("prepare, MIG device made on demand, p50", percentile(made, 50), "ms", 30, "-"),
-        Figure("unprepare, MIG device destroyed, p50", percentile(gone, 50), "ms", 30, "-"),
+        Figure("prepare, MIG device made on demand, p50", percentile(made, 50), "ms", 60, "-"),
+        Figure("unprepare, MIG device destroyed, p50", percentile(gone, 50), "ms", 60, "-"),
+        Figure("resident memory with 56 MIG devices prepared", memory, "MiB", 85, "-"),
     ]
 
 

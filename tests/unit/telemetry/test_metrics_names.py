@@ -83,3 +83,15 @@ def test_the_page_of_the_docs_is_what_the_code_says():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert (PAGE / "metrics.md").read_text(encoding="utf-8") == module.page(), "run: make docs"
+
+
+def test_the_dashboard_of_the_chart_asks_for_metrics_that_there_are():
+    file = PAGE.parent / "deploy/helm/dra-driver-nvidia-gpu/files/dashboard.json"
+    text = file.read_text(encoding="utf-8")
+    asked = set(re.findall(r"\b(?:nvidia_dra|dra_node|dra_gpu|dra_claim)_[a-z0-9_]+", text))
+    known = {family.name for family in ALL}
+    for family in ALL:
+        if family.kind == "histogram":
+            known |= {f"{family.name}_{part}" for part in ("bucket", "sum", "count")}
+    assert asked
+    assert asked <= known
