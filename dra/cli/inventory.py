@@ -48,6 +48,12 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--node-name", default=os.environ.get("NODE_NAME") or None, help="name for -o slices")
     parser.add_argument("--driver-name", default="gpu.nvidia.com", help="driver for -o slices")
     parser.add_argument(
+        "--sharing",
+        metavar="KIND",
+        default=os.environ.get("SHARING") or os.environ.get("CONSUMABLE_SHARES") or "",
+        help="for -o slices: how claims share a GPU, as the plugin's flag [SHARING, CONSUMABLE_SHARES]",
+    )
+    parser.add_argument(
         "--kubernetes-version", metavar="X.Y", help="shape -o slices for this server (default: the newest)"
     )
     parser.add_argument(
@@ -61,6 +67,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Look once and print."""
+    from dra.api.gpu_settings import NO_SETTINGS, parse_sharing
     from dra.diagnose.inventory import as_json, verdict
     from dra.inventory.ownership import mark_owned
     from dra.inventory.scan import scan
@@ -71,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
     features = _features(args.kubernetes_version)
     mig_mode = _mig_mode(args)
     _check_names(args)
+    settings = parse_sharing(args.sharing)
     with _node(args) as (paths, library, default_name):
         from dra.nvml.node import session_of
 
@@ -87,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
         features=features,
         driver=args.driver_name,
         mig_mode=mig_mode if args.output == "slices" else "static",
+        settings=settings if args.output == "slices" else NO_SETTINGS,
     )
     if args.output == "slices":
         _print_slices(pool, features.version)

@@ -100,9 +100,10 @@ def run(args: argparse.Namespace) -> int:
     from dra.webhook.server import WebhookServer
 
     configure(level=args.log_level, console=args.logging_format == "text")
+    rules = rules_from(args)
     signals = SignalQueue()
     certificate = Certificate(Path(args.tls_cert_file), Path(args.tls_private_key_file))
-    server = WebhookServer(certificate, rules=rules_from(args), port=args.port)
+    server = WebhookServer(certificate, rules=rules, port=args.port)
     server.start()
     try:
         while signals.wait() not in STOP_SIGNALS:

@@ -175,6 +175,10 @@ def test_five_fifths_from_five_namespaces_lie_on_one_card_the_sixth_elsewhere_an
             assert len(view.gpus) == 1
             assert pod["spec"]["containers"][0]["resources"] == {"claims": [{"name": "gpudra-main"}]}
         assert sum(int(cluster.view(pod).env["GPUDRA_SHARE_MEMORY_MIB"]) for pod in pods) <= L4_MIB
+        # The MPS daemons hold each to exactly that.
+        limits = [row.spec for row in cluster.sim.nodes["n"].keeper.daemons()]
+        assert [spec.active_thread_percentage for spec in limits] == [20] * 5
+        assert [list(spec.pinned_memory_mib.values()) for spec in limits] == [[L4_MIB * 20 // 100]] * 5
         # The sixth finds the other card; one that is too large for what is left waits.
         cluster.namespace("team-5")
         cluster.pod("team-5")

@@ -106,6 +106,18 @@ def test_the_environment_of_the_plugin_says_which_partitions_are_shown(capsys, m
     assert err.startswith("error: DRA-FLAG-VALUE: MIG_MODE cannot be 'sometimes'")
 
 
+def test_slices_are_shared_as_the_plugin_would_share_them(capsys):
+    code, out, err = run(capsys, "inventory", "--simulate", "t4-x1", "-o", "slices", "--sharing", "4")
+    assert (code, err) == (0, "")
+    (device,) = yaml.safe_load(out)["spec"]["devices"]
+    assert device["allowMultipleAllocations"] is True
+    assert device["capacity"]["shares"]["value"] == "4"
+    assert device["attributes"]["gpudra.dev/sharing"] == {"string": "shares"}
+    code, _, err = run(capsys, "inventory", "--simulate", "t4-x1", "--sharing", "half")
+    assert code == 2
+    assert "DRA-SHARING-KIND" in err
+
+
 def test_a_simulated_machine_leaves_nothing_behind(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     run(capsys, "inventory", "--simulate", "dgx-h100")
