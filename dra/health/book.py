@@ -11,10 +11,11 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from dra.health.findings import findings, speaks_of_gpu
+from dra.health.findings import HUNG, findings, speaks_of_gpu
 from dra.health.model import Change, Condition, Finding, Reading, Scope, XidEvent
 from dra.health.policy import (
     APPLICATION_XIDS,
+    LOST,
     NO_ACTION,
     PCIE,
     REPORT_XIDS,
@@ -158,6 +159,10 @@ class HealthBook:
         found = {each.key: each for each in findings(reading, hot=hot)}
         self._take_findings(gpu, found, reading)
         if not reading.error:
+            lost = self._conditions.get((Scope(gpu), LOST))
+            if lost is not None and lost.value != HUNG:
+                # It answers again: nothing but a reset or a reboot brings back a GPU that was lost.
+                self._reloaded.add(gpu)
             self._take_action(gpu, reading)
             self._clear_xids(gpu, reading)
         self._expire(gpu)

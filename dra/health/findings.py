@@ -20,12 +20,14 @@ from dra.health.policy import (
     Grade,
 )
 
+# The value of the taint of a GPU that does not come back from a call; it may by itself.
+HUNG = "hung"
 # The driver's codes that mean that the GPU itself is gone or must be reset. Others (a driver that is being replaced,
 # a session that was let go of) say nothing about one GPU.
 _GONE = {
     "DRA-NVML-GPU-LOST": "",
     "DRA-GPU-GONE": "gone",
-    "DRA-NVML-HUNG": "hung",
+    "DRA-NVML-HUNG": HUNG,
     "DRA-NVML-RESET-REQUIRED": "reset-required",
     "DRA-NVML-IRQ-ISSUE": "irq-issue",
     "DRA-NVML-CORRUPTED-INFOROM": "corrupted-inforom",

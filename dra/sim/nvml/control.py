@@ -169,6 +169,8 @@ class SimControl:
         def change(state: NodeState) -> str:
             found = self._gpu(state, gpu)
             found.recovery_action = max(found.recovery_action, wanted) if action is None else wanted
+            # Whatever failed had been running: a joule at least, which a reset sets back.
+            found.energy_mj = max(found.energy_mj, 1000)
             for _ in range(times if "nvml" in sources else 0):
                 state.push(found.uuid, pynvml.nvmlEventTypeXidCriticalError, xid, gi=gi, ci=ci)
             return found.uuid

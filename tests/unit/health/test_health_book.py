@@ -285,6 +285,12 @@ def test_without_a_recovery_action_only_a_reset_a_reload_or_a_reboot_heals():
 
     world = World()
     world.xid(95, action=None)
+    world.look(times=2, **LOST)
+    world.look(times=3, **quiet)
+    assert world.held == {}
+
+    world = World()
+    world.xid(95, action=None)
     kept = world.book.conditions
     after = World()
     after.book.restore(kept, same_boot=True)
