@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
 
 from dra.errors import DraError, HostError
+from dra.fleet.classes import ClassKeeper
 from dra.fleet.election import ElectionTimes, Elector
 from dra.fleet.policy_status import PolicyStatus
 from dra.fleet.templates import COLLECT_SECONDS, TemplateKeeper
@@ -63,6 +64,7 @@ def parts_of(settings: FleetSettings) -> tuple[MakePart, ...]:
             client, events=events, collect_seconds=settings.collect_seconds
         ),
         lambda client, _events: PolicyStatus(client, driver=settings.driver),
+        lambda client, _events: ClassKeeper(client, driver=settings.driver),
     )
 
 
