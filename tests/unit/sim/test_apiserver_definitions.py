@@ -1,14 +1,19 @@
-"""Custom resources on the simulated API server: schemas, defaults, CEL rules, ratcheting, what a definition may say."""
+"""Custom resources: schemas, defaults, CEL rules, ratcheting, what a definition may say. On the simulated API server and, where
+`KUBEBUILDER_ASSETS` has one, on a real one.
+"""
 
 from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from dra.sim.apiserver import SimApiServer
+from tests.real_api import RealApi
+from tests.real_apiserver import needs_real_apiserver, real_apiserver
 
 Json = dict[str, Any]
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -38,9 +43,20 @@ def rules(*texts: str | Json) -> list[Json]:
     return [{"rule": text} if isinstance(text, str) else text for text in texts]
 
 
-@pytest.fixture
-def server() -> SimApiServer:
-    return SimApiServer()
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealApi]:
+    with real_apiserver(tmp_path_factory.mktemp("apiserver")) as running:
+        yield RealApi(running)
+
+
+@pytest.fixture(params=["simulated", pytest.param("real", marks=needs_real_apiserver)])
+def server(request: pytest.FixtureRequest) -> Iterator[SimApiServer | RealApi]:
+    if request.param == "simulated":
+        yield SimApiServer()
+        return
+    api = request.getfixturevalue("real")
+    yield api
+    api.clean()
 
 
 def thing(spec: Json, name: str = "t", **more: Any) -> Json:
