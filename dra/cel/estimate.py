@@ -7,6 +7,7 @@ drivers of 63, names of 32. Costs saturate at 2^64-1, which means "unbounded".
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from dra.cel import types as t
@@ -49,6 +50,7 @@ def _scale(value: int, factor: float) -> int:
 
 
 UNKNOWN = Range(0, MAX)
+Sizes = Callable[[Path], Range | None]
 ONE = Range(1, 1)
 ZERO = Range(0, 0)
 
@@ -73,15 +75,16 @@ class Local(NamedTuple):
     entry: Entry | None
 
 
-def estimate_cost(root: Node) -> int:
-    """Give the worst-case cost of a checked tree."""
-    return Estimator().cost(root).high
+def estimate_cost(root: Node, sizes: Sizes | None = None) -> int:
+    """Give the worst-case cost of a checked tree; `sizes` gives the size of what a path from a variable leads to."""
+    return Estimator(sizes or _device_size).cost(root).high
 
 
 class Estimator:
     """One walk over a tree."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes_at = sizes
         self.paths: dict[int, Path] = {}
         self.sizes: dict[int, Range] = {}
         self.entries: dict[int, Entry] = {}
@@ -140,7 +143,8 @@ class Estimator:
         written = _written_size(node)
         if written is not None:
             return written
-        limit = _device_size(self.path(node))
+        path = self.path(node)
+        limit = self.sizes_at(path) if path else None
         if limit is not None:
             self.sizes[id(node)] = limit
             return limit

@@ -145,10 +145,10 @@ class CallEstimator:
         return self.size(target).times(each), None
 
     def _element_size(self, target: Node) -> Range:
-        from dra.cel.estimate import UNKNOWN, _device_size
+        from dra.cel.estimate import UNKNOWN
 
         path = self.of.path(target)
-        return (_device_size((*path, "@items")) if path else None) or UNKNOWN
+        return (self.of.sizes_at((*path, "@items")) if path else None) or UNKNOWN
 
     def _replaced(self, target: Node, args: list[Node]) -> Range:
         from dra.cel.estimate import MAX, Range

@@ -13,6 +13,7 @@ from typing import Any
 from dra.cel import types as t
 from dra.cel.checker import Environment, check, every_node
 from dra.cel.errors import CelCompileError, CelEvalError, CostExceeded, Failure, Issue
+from dra.cel.estimate import Sizes, estimate_cost
 from dra.cel.functions.times import parse_duration, parse_timestamp
 from dra.cel.interpreter import Interpreter
 from dra.cel.parser import TOO_DEEP, parse, place
@@ -57,6 +58,10 @@ class Expression:
         if isinstance(value, Failure):
             raise self._error(value)
         return value, interpreter.cost
+
+    def max_cost(self, sizes: Sizes) -> int:
+        """Give the worst-case cost, with the size of what a path from a variable leads to."""
+        return estimate_cost(self.root, sizes)
 
     def _error(self, failure: Failure) -> CelEvalError:
         return CelEvalError(failure.text, error_class=failure.error_class, source=self.source)

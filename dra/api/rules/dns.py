@@ -43,3 +43,18 @@ def path_segment_error(text: str) -> str | None:
         if bad in text:
             return f"may not contain '{bad}'"
     return None
+
+
+_LABEL_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_LABEL_1035_TEXT = (
+    "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, and end "
+    "with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for validation is "
+    "'[a-z]([-a-z0-9]*[a-z0-9])?')"
+)
+
+
+def label_1035_error(text: str) -> str | None:
+    """Give why a text is no label that starts with a letter, None if it is one."""
+    if len(text) > 63:
+        return "must be no more than 63 bytes"
+    return None if _LABEL_1035.fullmatch(text) else _LABEL_1035_TEXT

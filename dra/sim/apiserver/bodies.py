@@ -9,7 +9,7 @@ from dra.api.rules.decode import DecodeError, Findings, decode, parse_json
 from dra.sim.apiserver.call import Call
 from dra.sim.apiserver.custom import DEFINITIONS, shape
 from dra.sim.apiserver.status import ApiFailure, bad_request
-from dra.sim.apiserver.validation.definitions import unknown_words
+from dra.sim.apiserver.validation.structural import unknown_words
 
 Json = dict[str, Any]
 

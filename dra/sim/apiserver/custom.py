@@ -85,6 +85,11 @@ def shape(obj: Json, schema: Json, findings: Findings) -> Json:
     return result
 
 
+def prune(value: Any, schema: Json, findings: Findings) -> Any:
+    """Give a value pruned and defaulted by its schema."""
+    return _prune(value, schema, "", findings)
+
+
 def _prune(value: Any, schema: Json, path: str, findings: Findings, *, root: bool = False) -> Any:
     if isinstance(value, dict):
         properties = schema.get("properties") or {}
@@ -122,4 +127,4 @@ def _prune(value: Any, schema: Json, path: str, findings: Findings, *, root: boo
     return value
 
 
-__all__ = ["CLEANUP", "DEFINITIONS", "Custom", "DecodeError", "resource_of", "shape"]
+__all__ = ["CLEANUP", "DEFINITIONS", "Custom", "DecodeError", "prune", "resource_of", "shape"]

@@ -1,7 +1,7 @@
 """CEL rules of custom resources (`x-kubernetes-validations`), with the project's own CEL.
 
-Not simulated: the cost estimate at creation of a definition, and the equality of lists of type `set` and `map` without
-regard to their order. The cost at run time is limited as on a real server.
+Not simulated: the equality of lists of type `set` and `map` without regard to their order. The cost at run time is limited as on a
+real server, and estimated when a definition is created (`custom_costs`).
 Source: k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel (rules, ratcheting, messages), k8s.io/apiserver/pkg/cel/common.
 """
 
@@ -106,8 +106,8 @@ class Node:
     """A schema with its rules, and those below it. Only what has rules is there."""
 
     kind: CelType
+    schema: Json = field(default_factory=dict)
     list_keys: tuple[str, ...] | None = None
-    correlatable: bool = True
     rules: list[Rule] = field(default_factory=list)
     properties: dict[str, Node] = field(default_factory=dict)
     items: Node | None = None
@@ -132,7 +132,7 @@ def compile_rules(schema: Json) -> RuleTree:
 def _node(schema: Json, types: Types, kind: CelType | None) -> Node | None:
     if kind is None:
         return None
-    node = Node(kind, correlatable=schema.get("x-kubernetes-map-type") != "atomic")
+    node = Node(kind, schema)
     if schema.get("x-kubernetes-list-type") == "map":
         node.list_keys = tuple(schema.get("x-kubernetes-list-map-keys") or ())
     node.rules = [_rule(raw, kind, types) for raw in schema.get(RULES) or [] if isinstance(raw, dict)]
@@ -216,8 +216,7 @@ class RuleCheck:
                 below = node.properties.get(key) or node.additional
                 if below is None:
                     continue
-                known = isinstance(old, dict) and node.correlatable
-                before = old.get(key, MISSING) if known else MISSING
+                before = old.get(key, MISSING) if isinstance(old, dict) else MISSING
                 prefix = f"{path}.{key}" if path else key
                 at = prefix if key in node.properties else f"{path}[{key}]"
                 self._visit(below, value, before, at, found, same=same)
@@ -229,12 +228,12 @@ class RuleCheck:
         before = native(old, node.kind, structs) if has_old else None
         for rule in node.rules:
             if isinstance(rule.check, CelCompileError):
-                found.append(_invalid(path, new, f"rule compile error: {rule.check.message}"))
+                found.append(_failed(path, node, f"rule compile error: {rule.check.message}"))
                 continue
             if rule.uses_old and not has_old and not rule.optional_old:
                 continue
             values["oldSelf"] = (some(before) if has_old else NONE) if rule.optional_old else before
-            cause = self._one(rule, values, path, new, found)
+            cause = self._one(rule, node, values, path, new, found)
             if cause is None:
                 continue
             if same and not rule.uses_old:
@@ -243,7 +242,7 @@ class RuleCheck:
                 found.append(cause)
 
     def _one(
-        self, rule: Rule, values: dict[str, Any], path: str, new: Any, found: list[Cause]
+        self, rule: Rule, node: Node, values: dict[str, Any], path: str, new: Any, found: list[Cause]
     ) -> Cause | None:
         """Evaluate one rule; gives the finding if it is not met."""
         assert isinstance(rule.check, Expression)
@@ -252,36 +251,38 @@ class RuleCheck:
         except CelEvalError as error:
             if error.error_class == "cost_limit":
                 text = f"'{error.message}': no further validation rules will be run due to call cost exceeds limit for rule"
-                found.append(_invalid(path, new, f"{text}: {rule.text()}"))
+                found.append(_failed(path, node, f"{text}: {rule.text()}"))
                 raise _OutOfBudget from error
             if error.message.startswith("no such overload"):
                 text = f"'{error.message}': call arguments did not match a supported operator, function or macro signature"
-                return _invalid(path, new, f"{text} for rule: {rule.text()}")
-            return _invalid(path, new, f"{error.message} evaluating rule: {rule.text()}")
-        self._pay(cost, path, new, found)
+                found.append(_failed(path, node, f"{text} for rule: {rule.text()}"))
+            else:
+                found.append(_failed(path, node, f"{error.message} evaluating rule: {rule.text()}"))
+            return None
+        self._pay(cost, path, node, found)
         if value is True:
             return None
         at = path + rule.raw["fieldPath"] if rule.raw.get("fieldPath") else path
         return _reasoned(
-            at.lstrip("."), new, self._message(rule, values, path, new, found), rule.raw.get("reason")
+            at.lstrip("."), new, self._message(rule, node, values, path, found), rule.raw.get("reason")
         )
 
-    def _pay(self, cost: int, path: str, new: Any, found: list[Cause]) -> None:
+    def _pay(self, cost: int, path: str, node: Node, found: list[Cause]) -> None:
         self._left -= cost
         if self._left < 0:
             text = (
                 "validation failed due to running out of cost budget, no further validation rules will be run"
             )
-            found.append(_invalid(path, new, text))
+            found.append(_failed(path, node, text))
             raise _OutOfBudget
 
-    def _message(self, rule: Rule, values: dict[str, Any], path: str, new: Any, found: list[Cause]) -> str:
+    def _message(self, rule: Rule, node: Node, values: dict[str, Any], path: str, found: list[Cause]) -> str:
         if isinstance(rule.message, Expression):
             try:
                 value, cost = rule.message.evaluate(values)
             except CelEvalError:
                 value, cost = None, 0
-            self._pay(cost, path, new, found)
+            self._pay(cost, path, node, found)
             if isinstance(value, str):
                 text = value.strip()
                 if text and "\n" not in text and len(text.encode()) <= _LONGEST_MESSAGE:
@@ -301,6 +302,11 @@ def _pairs(node: Node, new: list[Any], old: Any) -> Iterator[tuple[Any, Any]]:
         earlier = {identity(item): item for item in old}
     for item in new:
         yield item, earlier.get(identity(item), MISSING) if keys else MISSING
+
+
+def _failed(path: str, node: Node, detail: str) -> Cause:
+    """A rule could not be evaluated: the type of the value stands where the value would."""
+    return bad(path or "<nil>", node.schema.get("type") or "", detail)
 
 
 def _invalid(path: str, value: Any, detail: str) -> Cause:
