@@ -98,15 +98,18 @@ def _prune(value: Any, schema: Json, path: str, findings: Findings, *, root: boo
         for key in getattr(value, "duplicates", ()):
             findings.duplicate(f"{path}{key}")
         result: Json = {}
+        embedded = bool(schema.get("x-kubernetes-embedded-resource"))
         for key, item in value.items():
-            if key in properties:
+            if embedded and key in {"apiVersion", "kind"}:
+                result[key] = item
+            elif embedded and key == "metadata" and isinstance(item, dict):
+                meta = Findings()
+                result[key] = decode(item, "meta_v1.ObjectMeta", meta)
+                findings.problems += [p.replace('field "', f'field "{path}metadata.') for p in meta.problems]
+            elif key in properties:
                 known = properties[key]
                 if item is None and not known.get("nullable"):
                     # A null that is not allowed gives way to the default, or goes.
-                    if "default" not in known:
-                        if known.get("type") == "object" or key in (schema.get("required") or []):
-                            result[key] = None
-                        continue
                     continue
                 result[key] = _prune(item, known, f"{path}{key}.", findings)
             elif isinstance(extra, dict):

@@ -365,3 +365,51 @@ def test_a_bound_that_no_double_holds_exactly_makes_every_value_wrong(server):
     assert (
         "Maximum boundary value must be of type integer with format int64 in spec.number" in answer["message"]
     )
+
+
+VALUES = {
+    "type": "object",
+    "properties": {
+        "whole": {"type": "integer", "minimum": 1, "multipleOf": 3},
+        "any": {"type": "string", "anyOf": [{"pattern": "^a"}, {"pattern": "^b"}]},
+        "one": {"type": "string", "oneOf": [{"pattern": "^a"}, {"pattern": "b$"}]},
+        "not": {"type": "string", "not": {"pattern": "x"}},
+        "time": {"type": "string", "format": "date-time"},
+        "span": {"type": "string", "format": "duration"},
+        "net": {"type": "string", "format": "cidr"},
+        "small": {"type": "integer", "format": "int32"},
+        "either": {"x-kubernetes-int-or-string": True},
+        "pod": {
+            "type": "object",
+            "x-kubernetes-embedded-resource": True,
+            "x-kubernetes-preserve-unknown-fields": True,
+        },
+        "object": {"type": "object", "properties": {"x": {"type": "integer", "default": 5}}},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "causes"),
+    [
+        ({"whole": 3.0, "any": "b", "one": "a", "span": "5 minutes", "net": "10.0.0.0/8", "either": "5%", "object": None}, []),
+        ({"whole": 4}, [("spec.whole", "Invalid value: 4: spec.whole in body should be a multiple of 3")]),
+        ({"any": "c"}, [("spec.any", "Invalid value: \"c\": spec.any in body should match '^a'"), ("<nil>", 'Invalid value: "": "spec.any" must validate at least one schema (anyOf)')]),
+        ({"one": "ab"}, [("<nil>", 'Invalid value: "": "spec.one" must validate one and only one schema (oneOf). Found 2 valid alternatives')]),
+        ({"not": "x"}, [("<nil>", 'Invalid value: "": "spec.not" must not validate the schema (not)')]),
+        ({"time": "2020"}, [("spec.time", 'Invalid value: "2020": spec.time in body must be of type date-time: "2020"')]),
+        ({"span": "soon"}, [("spec.span", 'Invalid value: "soon": spec.span in body must be of type duration: "soon"')]),
+        ({"net": "10.0.0.1"}, [("spec.net", 'Invalid value: "10.0.0.1": spec.net in body must be of type cidr: "10.0.0.1"')]),
+        ({"small": 1 << 40}, [("<nil>", 'Invalid value: "": Checked value must be of type integer with format int32 in spec.small')]),
+        ({"either": 1.5}, [("spec.either", 'Invalid value: "number": spec.either in body must be of type integer,string: "number"')]),
+        ({"pod": {"a": 1}}, [("spec.pod.apiVersion", "Required value"), ("spec.pod.kind", "Required value")]),
+    ],
+)  # fmt: skip
+def test_values_are_checked_by_their_schema(server, value: Json, causes: list[tuple[str, str]]) -> None:
+    server.create(DEFINITIONS, definition(VALUES))
+    status, answer = make(server, value)
+    if not causes:
+        assert status == 201, answer
+        return
+    found = [(cause["field"], cause["message"]) for cause in answer["details"]["causes"]]
+    assert (status, sorted(found)) == (422, sorted(causes))

@@ -102,10 +102,7 @@ def ask(services: Services, config: Json, review: Json) -> Json:
     except (OSError, HTTPException, ValueError) as error:
         raise WebhookUnreachable(f'failed to call webhook: Post "{shown}": {_words(error)}') from error
     if status != 200:
-        text = answer.decode("utf-8", "replace").strip()[:200]
-        raise WebhookUnreachable(
-            f"failed to call webhook: the server responded with status code {status}: {text}"
-        )
+        raise WebhookUnreachable(f"failed to call webhook: {_refusal(status, answer)}")
     return _response(answer, str(review["request"]["uid"]))
 
 
@@ -163,20 +160,35 @@ def _words(error: Exception) -> str:
     return str(error)
 
 
+def _refusal(status: int, answer: bytes) -> str:
+    """Give a status that is no success in the words of client-go."""
+    known = {
+        400: "the server rejected our request for an unknown reason",
+        404: "the server could not find the requested resource",
+        503: "the server is currently unable to handle the request",
+        504: "the server was unable to return a response in the time allotted, but may still be processing the request",
+    }
+    if status in known:
+        return known[status]
+    text = json.dumps(answer.decode("utf-8", "replace").strip()[:2048])
+    if status < 500:
+        return f"the server responded with the status code {status} but did not return more information"
+    return f"an error on the server ({text}) has prevented the request from succeeding"
+
+
 def _response(answer: bytes, uid: str) -> Json:
     try:
         review = json.loads(answer)
     except ValueError as error:
-        raise WebhookUnreachable(
-            f"failed to call webhook: invalid character in the answer: {error}"
-        ) from error
+        why = f"couldn't get version/kind; json parse error: {error}"
+        raise WebhookUnreachable(f"failed to call webhook: {why}") from error
     version, kind = (
         (review.get("apiVersion"), review.get("kind")) if isinstance(review, dict) else (None, None)
     )
     if (version, kind) != ("admission.k8s.io/v1", "AdmissionReview"):
+        short = str(version or "").rpartition("/")[2]
         raise WebhookUnreachable(
-            "received invalid webhook response: expected webhook response of admission.k8s.io/v1, Kind=AdmissionReview, "
-            f"got {version or ''}, Kind={kind or ''}"
+            f"failed to call webhook: converting ({short}.{kind or ''}) to (v1.AdmissionReview): unknown conversion"
         )
     response = review.get("response")
     if not isinstance(response, dict):

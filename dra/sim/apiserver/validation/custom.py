@@ -6,8 +6,10 @@ Source: k8s.io/apiextensions-apiserver/pkg/apiserver/validation.
 from __future__ import annotations
 
 import re
+from base64 import b64decode
 from collections.abc import Callable, Iterator
-from ipaddress import ip_address
+from datetime import date
+from ipaddress import ip_address, ip_network
 from typing import Any
 
 from dra.api.rules.cause import Cause
@@ -134,6 +136,8 @@ def _value(value: Any, schema: Json, path: str) -> Iterator[Cause]:
     if value is None and (schema.get("nullable") or not schema.get("type")):
         return
     wanted = schema.get("type")
+    if wanted == "integer" and isinstance(value, float) and value.is_integer():
+        value = int(value)
     if schema.get("x-kubernetes-int-or-string"):
         if not isinstance(value, (int, str)) or isinstance(value, bool):
             why = f'{path} in body must be of type integer,string: "{_word(value)}"'
@@ -159,25 +163,33 @@ def _value(value: Any, schema: Json, path: str) -> Iterator[Cause]:
 
 
 def _combined(value: Any, schema: Json, path: str) -> Iterator[Cause]:
-    """Check `allOf`, `anyOf`, `oneOf` and `not`, which in a structural schema hold conditions only."""
-    for each in schema.get("allOf") or []:
-        yield from _value(value, each, path)
-    fits = [not any(True for _ in _value(value, each, path)) for each in schema.get("anyOf") or []]
-    if fits and not any(fits):
-        yield bad(path, _shown(value), f"{path} in body must validate at least one schema (anyOf)")
-    choices = [list(_value(value, each, path)) for each in schema.get("oneOf") or []]
-    good = sum(1 for findings in choices if not findings)
-    if choices and good != 1:
-        more = "Found none valid" if not good else f"Found {good} valid alternatives"
-        yield bad(
-            path, _shown(value), f"{path} in body must validate one and only one schema (oneOf). {more}"
-        )
+    """Check `allOf`, `anyOf`, `oneOf` and `not`, which in a structural schema hold conditions only.
+
+    The library says without a field which of them is not met, and what the first alternative found.
+    """
+    choices = {
+        word: [list(_value(value, each, path)) for each in schema.get(word) or []]
+        for word in ("allOf", "anyOf", "oneOf")
+    }
+    good = {word: sum(1 for found in each if not found) for word, each in choices.items()}
+    if good["allOf"] < len(choices["allOf"]):
+        yield from (cause for found in choices["allOf"] for cause in found)
+        more = "" if good["allOf"] else ". None validated"
+        yield _unmet(path, f"must validate all the schemas (allOf){more}")
+    if choices["anyOf"] and not good["anyOf"]:
+        yield from choices["anyOf"][0]
+        yield _unmet(path, "must validate at least one schema (anyOf)")
+    if choices["oneOf"] and good["oneOf"] != 1:
+        if not good["oneOf"]:
+            yield from choices["oneOf"][0]
+        more = f"Found {good['oneOf']} valid alternatives" if good["oneOf"] else "Found none valid"
+        yield _unmet(path, f"must validate one and only one schema (oneOf). {more}")
     if isinstance(schema.get("not"), dict) and not list(_value(value, schema["not"], path)):
-        yield bad(path, _shown(value), f"{path} in body must not validate the schema (not)")
+        yield _unmet(path, "must not validate the schema (not)")
 
 
-def _shown(value: Any) -> Any:
-    return "" if isinstance(value, (dict, list)) else value
+def _unmet(path: str, why: str) -> Cause:
+    return bad("<nil>", "", f'"{path}" {why}')
 
 
 def _enum(value: Any, schema: Json, path: str) -> Iterator[Cause]:
@@ -188,7 +200,8 @@ def _enum(value: Any, schema: Json, path: str) -> Iterator[Cause]:
 def _object(value: Json, schema: Json, path: str) -> Iterator[Cause]:
     prefix = f"{path}." if path else ""
     properties = schema.get("properties") or {}
-    for key in schema.get("required") or []:
+    embedded = ["apiVersion", "kind"] if schema.get("x-kubernetes-embedded-resource") else []
+    for key in (*(schema.get("required") or []), *embedded):
         if value.get(key) is None:
             yield required(f"{prefix}{key}")
     for key, item in value.items():
@@ -240,10 +253,18 @@ def _scalar(value: Any, schema: Json, path: str) -> Iterator[Cause]:
             yield bad(path, value, f"{path} in body should match '{pattern}'")
         known = _FORMATS.get(schema.get("format", ""))
         if known is not None and not known(value):
-            yield bad(path, value, f"{path} in body must be of type {schema['format']}: {show(value)}")
+            why = f"{path} in body must be of type {schema['format']}: {show(value)}"
+            yield Cause("FieldValueTypeInvalid", path, f"Invalid value: {show(value)}: {why}")
     elif isinstance(value, (int, float)):
         low, high = schema.get("minimum"), schema.get("maximum")
         yield from _bounds(schema, path)
+        if isinstance(value, int):
+            # The library compares a whole number with the whole part of a limit.
+            low, high = (limit if limit is None else int(limit) for limit in (low, high))
+            bits = {"int32": 31, "int64": 63}.get(schema.get("format", ""))
+            if bits and not -(1 << bits) <= value < 1 << bits:
+                kind = f"integer with format {schema['format']}"
+                yield bad("<nil>", "", f"Checked value must be of type {kind} in {path}")
         if low is not None and schema.get("exclusiveMinimum") and value <= low:
             yield bad(path, value, f"{path} in body should be greater than {show(low)}")
         elif low is not None and value < low:
@@ -284,12 +305,56 @@ def _is_address(version: int) -> Callable[[str], bool]:
     return check
 
 
+def _is_network(text: str) -> bool:
+    try:
+        return "/" in text and bool(ip_network(text, strict=False))
+    except ValueError:
+        return False
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return bool(_DATE.fullmatch(text)) and bool(date.fromisoformat(text))
+    except ValueError:
+        return False
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        b64decode(text, validate=True)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_duration(text: str) -> bool:
+    """`1h30m`, and as the library has it `5 minutes`."""
+    return parse_duration(text) is not None or _SPAN.fullmatch(text.strip()) is not None
+
+
+_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _UUID = re.compile(r"[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}")
-# The formats that the server knows; others are not checked.
+_MAC = re.compile(
+    r"[0-9a-fA-F]{2}([:-][0-9a-fA-F]{2}){5}([:-][0-9a-fA-F]{2}){0,2}|([0-9a-fA-F]{4}\.){2}[0-9a-fA-F]{4}"
+)
+_SPAN = re.compile(
+    r"\d+ *(ns|nanos?|us|micros?|ms|millis?|s|secs?|seconds?|m|mins?|minutes?|h|hours?|d|days?|w|weeks?)"
+)
+_EMAIL = re.compile(r"[^@\s]+@[^@\s]+")
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S+|/\S*")
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
+# The formats that are checked; others are not.
 _FORMATS: dict[str, Callable[[str], bool]] = {
+    "byte": _is_base64,
+    "cidr": _is_network,
+    "date": _is_date,
     "date-time": lambda text: parse_timestamp(text) is not None,
-    "duration": lambda text: parse_duration(text) is not None,
+    "duration": _is_duration,
+    "email": lambda text: _EMAIL.fullmatch(text) is not None,
+    "hostname": lambda text: len(text) <= 255 and _HOST.fullmatch(text) is not None,
     "ipv4": _is_address(4),
     "ipv6": _is_address(6),
+    "mac": lambda text: _MAC.fullmatch(text) is not None,
+    "uri": lambda text: _URI.fullmatch(text) is not None,
     "uuid": lambda text: _UUID.fullmatch(text) is not None,
 }

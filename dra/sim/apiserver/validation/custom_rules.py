@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dra.api.rules.cause import Cause
-from dra.api.rules.fields import bad
+from dra.api.rules.fields import bad, duplicate
 from dra.cel import CelCompileError, CelEvalError
 from dra.cel import types as t
 from dra.cel.expression import Expression, compile_expression, escape, native
@@ -323,5 +323,5 @@ def _reasoned(path: str, value: Any, detail: str, reason: str | None) -> Cause:
         case "FieldValueRequired":
             return Cause(reason, path or "<nil>", f"Required value: {detail}")
         case "FieldValueDuplicate":
-            return Cause(reason, path or "<nil>", f"Duplicate value: {value}")
+            return duplicate(path or "<nil>", value)
     return _invalid(path, value, detail)
