@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from dra.cdi.model import DeviceNode
+from dra.host.chroot import chroot_command
 from dra.host.driver_lists import BINARY_DIRS, LIBRARY_DIRS
 from dra.host.paths import HostPaths
 from dra.host.rooted import resolve_inside
@@ -55,7 +56,7 @@ def modprobe_command(paths: HostPaths, minors: Sequence[int]) -> tuple[list[str]
     if root == "/":
         return [inside, *flags], environment
     if (paths.driver_root / "dev").is_dir():
-        return ["chroot", root, inside, *flags], environment
+        return chroot_command(root, [inside, *flags]), environment
     libraries = [real for path in LIBRARY_DIRS if (real := resolve_inside(root, path)) not in (None, "/")]
     environment["LD_LIBRARY_PATH"] = ":".join(dict.fromkeys(root + path for path in libraries if path))
     return [root + inside, *flags], environment

@@ -32,6 +32,10 @@ COMMANDS = {
     "fleet": ("dra.cli.fleet", "the cluster's side: claim templates for shares"),
     "policy": ("dra.cli.policy", "what GpuNodePolicies would change, and how far the nodes are"),
     "export-checkpoint": ("dra.cli.export_checkpoint", "hand prepared claims back to NVIDIA's driver"),
+    "uninstall-check": (
+        "dra.cli.uninstall_check",
+        "whether claims are prepared, so that the driver must stay",
+    ),
     "sim": ("dra.cli.sim", "a simulated cluster to try the driver in"),
 }
 EXIT_ERROR = 1

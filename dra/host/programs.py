@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dra.host.chroot import chroot_command
 from dra.host.driver_lists import BINARY_DIRS, LIBRARY_DIRS
 from dra.host.paths import HostPaths
 from dra.host.rooted import resolve_inside
@@ -65,7 +66,7 @@ class DriverProgram:
     def command(self, *arguments: str) -> list[str]:
         """Give the argument vector."""
         if self.enter:
-            return ["chroot", self.root, self.inside, *arguments]
+            return chroot_command(self.root, [self.inside, *arguments])
         return [self.here, *arguments]
 
     def run(

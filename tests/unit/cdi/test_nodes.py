@@ -15,6 +15,7 @@ from dra.cdi.node_making import (
 )
 from dra.cdi.nodes import NodeSource, read_node
 from dra.errors import HostError, StackError
+from dra.host.chroot import chroot_command
 from dra.host.paths import HostPaths
 from dra.sim.tree.nodes import can_make_nodes
 from tests.unit.cdi.node import BDF, DEVICES, make_node, put, stand_in
@@ -163,7 +164,7 @@ def test_the_driver_s_own_program_is_run_first_and_what_it_makes_is_used(tmp_pat
     found = NodeSource(paths, runner=modprobe).get({3: BDF})
     assert numbers(found.control)["/dev/nvidia-uvm"] == (510, 0)
     ((arguments, _),) = modprobe.calls
-    assert arguments == ["chroot", str(tmp_path), "/usr/bin/nvidia-modprobe", "-u", "-c0", "-c3"]
+    assert arguments == chroot_command(str(tmp_path), ["/usr/bin/nvidia-modprobe", "-u", "-c0", "-c3"])
     NodeSource(paths, runner=modprobe).get({3: BDF})
     assert len(modprobe.calls) == 1
 

@@ -1,0 +1,58 @@
+"""`dra uninstall-check`: refuse to take the driver away while claims are prepared; the chart's pre-delete hook."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "uninstall-check",
+        help="whether claims are prepared, so that the driver must stay",
+        description="Name the claims of this driver that pods use. Without the driver such pods cannot end: delete them first.",
+        epilog="Exit code 0: none; 1: some, which are named; 2: the cluster could not be asked.",
+    )
+    parser.add_argument("--driver-name", default=os.environ.get("DRA_DRIVER_NAME") or "gpu.nvidia.com")
+    parser.add_argument(
+        "--kubeconfig", help="default: $KUBECONFIG, ~/.kube/config, the pod's service account"
+    )
+    parser.add_argument("--context", help="context of the kubeconfig")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask and tell."""
+    from dra.cli.main import EXIT_USAGE, print_error
+    from dra.diagnose.uninstall import claims_in_use
+    from dra.errors import KubeError
+    from dra.kube.client import connect
+    from dra.kube.connection import KubeOptions
+    from dra.kube.resources import RESOURCE_CLAIMS
+    from dra.telemetry.log import configure
+
+    configure(level="error", console=True)
+    kubeconfig = args.kubeconfig or os.environ.get("KUBECONFIG") or None
+    try:
+        client = connect(KubeOptions(kubeconfig=kubeconfig, context=args.context, user_agent="dra-uninstall"))
+        try:
+            claims = client.list(RESOURCE_CLAIMS, timeout_seconds=60.0).items
+        finally:
+            client.close()
+    except KubeError as error:
+        print_error(error)
+        return EXIT_USAGE
+    found = claims_in_use(claims, driver=args.driver_name)
+    if not found:
+        print(f"no pod uses a claim of {args.driver_name}: the driver may go")
+        return 0
+    print(
+        f"DRA-UNINSTALL-CLAIMS: {len(found)} claims of {args.driver_name} are in use; without the driver their pods cannot end:"
+    )
+    for each in found:
+        print(f"  {each}")
+    print(
+        "Delete these pods first; or helm uninstall --no-hooks, and install the driver again to let them end."
+    )
+    return 1
