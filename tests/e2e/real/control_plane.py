@@ -30,7 +30,7 @@ _USERS = {
 # What pods with claims need. Others would only take time from the tests.
 _CONTROLLERS = (
     "serviceaccount-token", "serviceaccount", "root-ca-certificate-publisher", "namespace", "garbage-collector",
-    "resourceclaim", "daemonset", "node-lifecycle", "taint-eviction", "device-taint-eviction", "pod-garbage-collector",
+    "resourceclaim", "daemonset", "deployment", "replicaset", "node-lifecycle", "taint-eviction", "device-taint-eviction", "pod-garbage-collector",
     "validatingadmissionpolicy-status",
 )  # fmt: skip
 
@@ -178,6 +178,8 @@ class ControlPlane:
             f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}",
             "--service-cluster-ip-range=10.96.0.0/16", "--allow-privileged=true", "--profiling=false",
             "--kubelet-preferred-address-types=InternalIP",
+            # Manifests of older clusters are applied too.
+            "--runtime-config=resource.k8s.io/v1beta1=true,resource.k8s.io/v1beta2=true",
         )  # fmt: skip
 
     def _ready(self) -> bool:
