@@ -126,13 +126,13 @@ class Cluster:
 
     # -- the driver --------------------------------------------------------------------------------
 
-    def use_driver(self, kind: str) -> DriverProcess:
-        """Have a driver of this kind running, registered and its GPUs published."""
-        if self.drivers.current is not None and self.drivers.kind != kind:
+    def use_driver(self, kind: str, *flags: str) -> DriverProcess:
+        """Have a driver of this kind with these flags running, registered and its GPUs published."""
+        if self.drivers.current is not None and (self.drivers.kind, self.drivers.flags) != (kind, flags):
             self.drivers.stop()
             self.control_plane.call("DELETE", SLICES)
         if self.drivers.current is None or not self.drivers.process.running:
-            self.drivers.start(kind)
+            self.drivers.start(kind, flags=flags)
         self.wait_registered()
         return self.drivers.process
 
@@ -152,10 +152,10 @@ class Cluster:
         items = self.get(SLICES)["items"]
         return [item for item in items if item["spec"].get("nodeName") == NODE_NAME]
 
-    def devices(self) -> dict[str, dict[str, Any]]:
-        """The published whole GPUs by name."""
+    def devices(self, kind: str = "gpu") -> dict[str, dict[str, Any]]:
+        """The published devices of one type by name: whole GPUs, or `mig`."""
         found = [device for item in self.slices() for device in item["spec"].get("devices", ())]
-        return {d["name"]: d for d in found if d["attributes"]["type"].get("string") == "gpu"}
+        return {d["name"]: d for d in found if d["attributes"]["type"].get("string") == kind}
 
     def leave_nothing(self) -> None:
         """Delete the pods and claims of the test, and check that nothing of them stays on the node.

@@ -96,14 +96,22 @@ class Drivers:
         self._plugins, self._registry, self._cdi = plugins, registry, cdi
         self._count = 0
         self.kind = ""
+        self.flags: tuple[str, ...] = ()
         self.current: DriverProcess | None = None
         self.extra: list[DriverProcess] = []
 
     def start(
-        self, kind: str = "", *, node_name: str = NODE_NAME, pod_uid: str = "", current: bool = True
+        self,
+        kind: str = "",
+        *,
+        node_name: str = NODE_NAME,
+        pod_uid: str = "",
+        current: bool = True,
+        flags: tuple[str, ...] | None = None,
     ) -> DriverProcess:
-        """Start an instance; `current` is the one that `restart` and `stop` are about."""
+        """Start an instance; `current` is the one that `restart` and `stop` are about. Flags stay until others come."""
         self.kind = kind or self.kind
+        self.flags = self.flags if flags is None else flags
         self._count += 1
         self.simulated_root = self._directory / "machine"
         made = DriverProcess(
@@ -112,6 +120,7 @@ class Drivers:
                 "--kubelet-plugins-directory-path", str(self._plugins),
                 "--kubelet-registrar-directory-path", str(self._registry),
                 "--cdi-root", str(self._cdi), "--kubeconfig", str(self._kubeconfig), "--log-level", "debug",
+                *self.flags,
             ],
             environment={"POD_UID": pod_uid}, log=self._directory / f"driver-{self._count}.log",
         )  # fmt: skip
