@@ -10,6 +10,7 @@ from dra.prepare.sharing import compute_mode, mps
 from dra.prepare.sharing.enforce import ShareEnforcer
 from dra.prepare.sharing.mps import DaemonStatus, MpsDaemon, MpsPlanner, card_daemon_id
 from tests.unit.prepare.prepare_fakes import FakeRenderer, Killed, Node, make_gpu, opaque, result
+from tests.unit.prepare.sharing_node import SharingNode
 
 # 80 GiB in the fakes.
 TOTAL_MIB = 80 * 1024
@@ -315,3 +316,36 @@ def test_a_kill_at_any_step_leaves_nothing_once_the_claim_is_unprepared(tmp_path
         assert again.keeper.daemons == {}, step
         assert again.modes.get(make_gpu(0).uuid) == "DEFAULT", step
         assert again.node.files() == [], step
+
+
+def test_shares_of_a_partition_on_demand_make_it_once_and_the_last_destroys_it(tmp_path):
+    node = SharingNode(tmp_path, profile="h100-nvl-x2", dynamic=True)
+    try:
+        node.ports |= {
+            "settings": lambda: parse_sharing("4"),
+            "shares": ShareEnforcer(node.sharing.mps, Modes(), available=lambda: True),
+        }
+        node.restart()
+        (profile,) = {
+            each.name
+            for each in node.inventory.gpus[0].mig_profiles
+            if each.name.startswith("1g") and "+" not in each.name and len(each.placements) > 4
+        }
+        device = node.name(0, profile, 0)
+        refs = [node.claim(number, part(number, device, shares="1")) for number in (1, 2)]
+        for ref in refs:
+            node.prepared(ref)
+        assert node.partitions() == [device]
+        (made,) = {uuid for spec in node.keeper.daemons.values() for uuid in spec.devices}
+        assert made.startswith("MIG-")
+        for spec in node.keeper.daemons.values():
+            assert spec.active_thread_percentage == 25
+            assert 0 < spec.pinned_memory_mib[made] <= 12 * 1024 // 4
+        assert len(node.keeper.daemons) == 2
+        assert node.unprepare(refs[0]) is None
+        assert node.partitions() == [device]
+        assert node.unprepare(refs[1]) is None
+        assert node.partitions() == []
+        node.clean()
+    finally:
+        node.close()
