@@ -15,6 +15,8 @@ from tests.e2e.real.control_plane import NODE_NAME
 
 DRIVER = "gpu.nvidia.com"
 SIMULATED, DRIVER_ROOT = "simulated", "driver-root"
+# Simulated GPUs that are cut into 100 shares each.
+SHARED = "shared"
 
 
 class DriverProcess:
@@ -70,9 +72,10 @@ def machine_arguments(kind: str, simulated_root: Path) -> list[str]:
     The simulated machine is told its root as the container runtime spells it: its device nodes and libraries are
     mounted from there.
     """
-    if kind == SIMULATED:
+    if kind in (SIMULATED, SHARED):
         root = str(simulated_root)
         return [
+            *(["--sharing", "100"] if kind == SHARED else []),
             "--simulate",
             "dgx-h100",
             "--host-root",
