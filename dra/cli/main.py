@@ -24,6 +24,7 @@ COMMANDS = {
     "plugin": ("dra.cli.plugin", "the node daemon: publishes GPUs and prepares claims"),
     "mps-keeper": ("dra.cli.mps_keeper", "runs the node's MPS control daemons, apart from the plugin"),
     "inventory": ("dra.cli.inventory", "this node's GPUs and partitions"),
+    "mig": ("dra.cli.mig", "MIG layouts that hold a mix of partitions, and what is in the way"),
     "explain": ("dra.cli.explain", "why a pod or a claim is pending, or how it was allocated"),
     "doctor": ("dra.cli.doctor", "which step between the hardware and a container is broken"),
     "top": ("dra.cli.top", "GPUs, who holds them, and what they do"),
