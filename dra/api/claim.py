@@ -14,6 +14,9 @@ from typing import Any, Literal, NewType, cast
 from dra.errors import ClaimError, ConfigError, ValueFormatError
 from dra.values import Quantity
 
+# Source: k8s.io/api/resource/v1, the annotation of generated claims.
+POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
+
 ClaimUid = NewType("ClaimUid", str)
 ConfigSource = Literal["FromClass", "FromClaim"]
 
@@ -81,7 +84,8 @@ class ClaimView:
 
     `results` and `configs` are this driver's only, in the order of the API (the scheduler lists the class's
     configs before the claim's). `node_selector` is `status.allocation.nodeSelector` as it stands, None if the
-    allocation is usable everywhere. `deleting`: somebody asked to delete it; it may still be in use.
+    allocation is usable everywhere. `deleting`: somebody asked to delete it; it may still be in use. `pod_claim_name`: of
+    the entry in the pod from whose template it was made; empty for a claim that is used by its own name.
     """
 
     ref: ClaimRef
@@ -91,6 +95,7 @@ class ClaimView:
     reserved_for: tuple[Consumer, ...] = ()
     node_selector: Mapping[str, Any] | None = None
     deleting: bool = False
+    pod_claim_name: str = ""
 
 
 def parse_claim(claim: Mapping[str, Any], *, driver: str) -> ClaimView:
@@ -116,7 +121,14 @@ def parse_claim(claim: Mapping[str, Any], *, driver: str) -> ClaimView:
         reserved_for=_consumers(status.get("reservedFor")),
         node_selector=None if selector is None else _object(selector, "status.allocation.nodeSelector"),
         deleting=metadata.get("deletionTimestamp") is not None,
+        pod_claim_name=_pod_claim_name(metadata.get("annotations")),
     )
+
+
+def _pod_claim_name(annotations: Any) -> str:
+    """Give what the ResourceClaim controller notes on claims that it makes from templates."""
+    found = annotations.get(POD_CLAIM_NAME) if isinstance(annotations, Mapping) else None
+    return found if isinstance(found, str) else ""
 
 
 def admit_claim(view: ClaimView, ref: ClaimRef, *, pool: str) -> None:

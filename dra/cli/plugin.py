@@ -59,6 +59,7 @@ _FLAGS = (
     _Flag("--additional-xids-to-ignore", ("ADDITIONAL_XIDS_TO_IGNORE",), "", "XIDs that do not make a device unhealthy"),
     _Flag("--health-effects", ("HEALTH_EFFECTS",), "", "effects of health taints that differ: gpu-lost=NoExecute,thermal=None"),
     _Flag("--claim-status", ("CLAIM_STATUS",), "true", "write to status.devices of claims which hardware they got", choices=("true", "false")),
+    _Flag("--device-metadata", ("DEVICE_METADATA",), "", "give containers files that say what their devices are (default: as the gate DeviceMetadata says, else false)", choices=("", "true", "false")),
     _Flag("--http-endpoint", ("HTTP_ENDPOINT",), "", "address of the metrics server"),
     _Flag("--metrics-path", ("METRICS_PATH",), "/metrics", "path of the metrics"),
     _Flag("--metrics-interval", ("METRICS_INTERVAL",), "1", "seconds that a reading of the GPUs is given again without asking them", kind=float),
@@ -177,6 +178,8 @@ def settings_from(args: argparse.Namespace, environment: Mapping[str, str]) -> A
         ignored_xids=parse_xids(args.additional_xids_to_ignore),
         health_effects=parse_effects(args.health_effects),
         claim_status=args.claim_status != "false",
+        device_metadata=args.device_metadata == "true"
+        or (not args.device_metadata and gates.get("DeviceMetadata", False)),
         dev_char_links=args.dev_char_links != "false",
         node_labels=args.node_labels,
         clean_up_mps_deployments=args.clean_up_mps_deployments == "true",

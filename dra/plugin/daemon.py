@@ -55,6 +55,7 @@ from dra.plugin.signals import HURRY_SIGNALS, STOP_SIGNALS, SignalQueue
 from dra.plugin.sockets import plan_sockets
 from dra.prepare.engine import Engine, EnginePorts, EngineSettings
 from dra.prepare.janitor import Janitor
+from dra.prepare.metadata import MetadataFiles, MetadataPlanner
 from dra.telemetry.log import error_fields, get_logger
 from dra.telemetry.threads import start_thread
 
@@ -261,6 +262,18 @@ class Daemon:
             layout_changed=lambda: self.inventory.rescan("partitions were made or destroyed"),
             settings=lambda: self.policies.settings,
             timing=self.calls.step,
+            metadata=self._metadata(),
+        )
+
+    def _metadata(self) -> MetadataPlanner:
+        paths, driver = self.machine.paths, self.settings.driver_name
+        files = MetadataFiles(
+            driver, state_dir=paths.state_dir(driver), cdi_root=paths.cdi_root, host_path=paths.host_spelling
+        )
+        return MetadataPlanner(
+            files,
+            lambda device: self.pool.attributes_of(device),  # noqa: PLW0108  the pool is made after the engine
+            enabled=self.settings.device_metadata,
         )
 
     def _conflict(self, holder_uid: str) -> None:

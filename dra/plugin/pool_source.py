@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
 from dra.api.gpu_settings import NO_SETTINGS, NodeSettings
 from dra.health.feed import HealthFeed, plan_conditions
@@ -62,6 +63,7 @@ class PoolSource:
         self._inventory: Inventory | None = None
         self._features = NEWEST
         self._version: tuple[int, int] | None = None
+        self._attributes: dict[str, Mapping[str, Any]] = {}
         self._problems: tuple[object, ...] = ()
         # By source; the order in which sources first spoke decides between equal keys.
         self._taints: dict[str, dict[str, tuple[Taint, ...]]] = {}
@@ -72,6 +74,10 @@ class PoolSource:
     def publish_to(self, publish: Callable[[PoolContent], None]) -> None:
         """Say who takes the pools."""
         self._publish = publish
+
+    def attributes_of(self, device: str) -> Mapping[str, Any]:
+        """Give the published attributes of a device; empty if it is not published."""
+        return self._attributes.get(device, {})
 
     @property
     def looked(self) -> bool:
@@ -182,7 +188,8 @@ class PoolSource:
             settings=self._settings,
             mps=self._mps,
         )
-        names = [str(device["name"]) for device in pool.devices]
+        self._attributes = {str(device["name"]): device.get("attributes") or {} for device in pool.devices}
+        names = list(self._attributes)
         unhealthy, unknown = (
             {name: text for each in self._messages.values() for name, text in each[kind].items()}
             for kind in (0, 1)

@@ -72,6 +72,7 @@ class PluginSettings:
         healthcheck_port: TCP port of the probe; negative: none.
         health_effects: by key of a health taint, the effect that replaces the usual one.
         dev_char_links, node_labels, clean_up_mps_deployments: see `dra.plugin.node_upkeep`.
+        device_metadata: give containers files that say what their devices are.
         claim_status: write to status.devices of claims which hardware they got.
         gates: NVIDIA's feature gates that were set.
         ignored: flags that were given and have no effect, for a warning.
@@ -107,6 +108,7 @@ class PluginSettings:
     ignored_xids: tuple[int, ...] = ()
     health_effects: Mapping[str, Effect] = field(default_factory=dict)
     claim_status: bool = True
+    device_metadata: bool = False
     dev_char_links: bool = True
     node_labels: str = "none"
     clean_up_mps_deployments: bool = False

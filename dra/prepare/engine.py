@@ -28,6 +28,7 @@ from dra.prepare.holds import lock_name
 from dra.prepare.imports import CHECKPOINT, revive_foreign_mps, stands_as_imported, take_over
 from dra.prepare.journal import Journal, only_spec
 from dra.prepare.locks import LockDirectory, hold_shared
+from dra.prepare.metadata import pod_claim_of
 from dra.prepare.mig_effects import mig_effects
 from dra.prepare.mig_marks import MarkDirectory
 from dra.prepare.mig_orphans import release_orphans
@@ -83,6 +84,7 @@ class Engine:
                     args, settings.state_dir, ports.delete_deployment
                 ),
                 **ports.effects,
+                **({} if ports.metadata is None else ports.metadata.effects()),
             }
         )
         self._knows = catalog.knows
@@ -300,7 +302,10 @@ class Engine:
         self._ports.step(steps.PLANNED)
         path = self.cdi.path(ref.uid)
         spec = WriteCdi(path, files=self.cdi, uid=ref.uid, content=lambda: self._render(ref.uid, plan))
-        effects: list[Effect] = [*plan.effects, spec]
+        metadata, devices = (
+            ((), plan.devices) if self._ports.metadata is None else self._ports.metadata.add(view, plan)
+        )
+        effects: list[Effect] = [*plan.effects, *metadata, spec]
         wanted = Record(
             ref=ref,
             state="preparing",
@@ -308,7 +313,7 @@ class Engine:
             results=view.results,
             configs=view.configs,
             consumers=view.reserved_for,
-            devices=plan.devices,
+            devices=devices,
             cdi_file=str(path),
         )
         try:
@@ -527,7 +532,10 @@ class Engine:
 
 def _view_of(record: Record) -> ClaimView:
     """Give the claim as it was when it was prepared."""
-    return ClaimView(record.ref, True, record.results, record.configs, reserved_for=record.consumers)
+    return ClaimView(
+        record.ref, True, record.results, record.configs,
+        reserved_for=record.consumers, pod_claim_name=pod_claim_of(record),
+    )  # fmt: skip
 
 
 def _gpus_of(record: Record | None) -> list[str]:

@@ -10,6 +10,7 @@ from dra.api.gpu_settings import NO_SETTINGS, NodeSettings
 from dra.prepare.effects import Revive
 from dra.prepare.fetch import API_DEADLINE_SECONDS, RECORD_WAIT_SECONDS
 from dra.prepare.locks import LOCK_WAIT_SECONDS
+from dra.prepare.metadata import MetadataPlanner
 from dra.prepare.model import (
     CdiRenderer,
     ClaimSource,
@@ -79,3 +80,4 @@ class EnginePorts:
     settings: Callable[[], NodeSettings] = lambda: NO_SETTINGS
     shares: SharePlanner = field(default_factory=ShareEnforcer)
     timing: Timing = no_timing
+    metadata: MetadataPlanner | None = None

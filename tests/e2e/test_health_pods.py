@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -21,7 +22,7 @@ def cluster():
         Path(place),
         [("node-a", "l40s-x4")],
         real=1,
-        plugin_arguments=("--health-effects=gpu-lost=NoExecute",),
+        plugin_arguments=("--health-effects=gpu-lost=NoExecute", "--device-metadata=true"),
     ) as made:
         made.wait_ready(timeout_seconds=90)
         made.apply(ROOT / "deploy/manifests/deviceclasses.yaml", ROOT / "examples/gpu-per-pod.yaml")
@@ -62,6 +63,19 @@ def reasons(cluster, name):
     }
 
 
+def check_metadata(cluster):
+    """A container reads which device it has, by the name that its pod gives the claim."""
+    place = "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/gpu/gpu/gpu.nvidia.com-metadata.json"
+    node = cluster.nodes["node-a"]
+    for name in ("first", "second"):
+        (view,) = node.kubelet.pods.get(pod(cluster, name)["metadata"]["uid"]).views.values()
+        source = Path(view.mounts[place].source)
+        found = json.loads((source if source.exists() else node.root / str(source).lstrip("/")).read_text())
+        (device,) = found["requests"][0]["devices"]
+        assert device["attributes"]["uuid"]["string"].startswith("GPU-")
+        assert int(device["name"].removeprefix("gpu-")) in view.gpus
+
+
 def test_pod_status_events_and_the_next_pod(cluster):
     cluster.until(
         lambda: all((pod(cluster, name) or {}).get("status", {}).get("phase") == "Running" for name in ("first", "second")),
@@ -70,6 +84,7 @@ def test_pod_status_events_and_the_next_pod(cluster):
     control = cluster.nodes["node-a"].machine.control
     first, second = gpu_of(cluster, "first"), gpu_of(cluster, "second")
     assert first != second
+    check_metadata(cluster)
     control.push_xid(first, 95)
     cluster.until(
         lambda: [health for health, _ in allocated_health(cluster, "first")] == ["Unhealthy"],
