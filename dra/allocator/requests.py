@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dra.allocator.capacity import requested
-from dra.allocator.model import AllocatorError, CompileSelector, Device, Features, Pool, Selector
+from dra.allocator.model import (
+    MAX_RESULTS,
+    AllocatorError,
+    CompileSelector,
+    Device,
+    Features,
+    Pool,
+    Selector,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -87,7 +95,7 @@ class RequestReader:
                 read = [self._request(raw.get("exactly") or {}, raw["name"], where)]
             total += min(request.count for request in read)
             result.requests.append(read)
-        return result if total <= 32 else _too_many(name, total)
+        return result if total <= MAX_RESULTS else _too_many(name, total)
 
     def _request(self, raw: Mapping[str, Any], name: str, where: str) -> Request:
         class_name = raw.get("deviceClassName") or ""
@@ -150,4 +158,6 @@ class RequestReader:
 
 
 def _too_many(name: str, total: int) -> ClaimSearch:
-    raise AllocatorError(f"claim {name}: number of requested devices {total} exceeds the claim limit of 32")
+    raise AllocatorError(
+        f"claim {name}: number of requested devices {total} exceeds the claim limit of {MAX_RESULTS}"
+    )

@@ -45,6 +45,18 @@ def from_v1(obj: Mapping[str, Any], *, version: str, kind: str) -> Json:
     return _convert(obj, kind=kind, api_version=version, parts=_TO_V1BETA1 if version == "v1beta1" else {})
 
 
+def map_requests(obj: Mapping[str, Any], kind: str, change: Callable[[Mapping[str, Any]], Json]) -> Json:
+    """Give a claim or template with each of its requests changed; other kinds as they are."""
+    spec = obj.get("spec")
+    convert = {
+        "ResourceClaim": _claim_spec(change),
+        "ResourceClaimTemplate": _template_spec(_claim_spec(change)),
+    }
+    if kind not in convert or not isinstance(spec, Mapping):
+        return dict(obj)
+    return {**obj, "spec": convert[kind](spec)}
+
+
 def _convert(
     obj: Mapping[str, Any], *, kind: str, api_version: str, parts: Mapping[str, Callable[[Any], Any]]
 ) -> Json:

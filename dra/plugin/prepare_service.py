@@ -106,8 +106,7 @@ class PrepareService:
         self.pool = CallPool("unprepare", threads=MAX_UNPREPARE_THREADS)
 
     def methods(self) -> tuple[tuple[Method, Behaviour], ...]:
-        """Give the methods for a server whose own pool is `pool`."""
-        self._preparing.open()
+        """Give the methods for a server whose own pool is `pool`; the server opens that of a method."""
         return (
             *((method, self._prepare_behaviour(method)) for method in (PREPARE_V1, PREPARE_V1BETA1)),
             (UNPREPARE_V1, lambda request, context: self._unprepare(UNPREPARE_V1, request, context)),

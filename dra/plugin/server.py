@@ -61,6 +61,9 @@ def build_server(methods: Iterable[tuple[Method, Behaviour]], *, pool: CallPool)
     )
     by_service: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {}
     for method, behaviour in methods:
+        own: CallPool | None = getattr(behaviour, "experimental_thread_pool", None)
+        if own is not None:
+            own.open()
         make: Any = (
             grpc.unary_stream_rpc_method_handler
             if method.response_streams

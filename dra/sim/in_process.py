@@ -146,10 +146,8 @@ class EngineCalls:
     """The two calls of a plugin as function calls; the messages are made by the plugin's own service."""
 
     def __init__(self, engine: Engine) -> None:
-        service = PrepareService(engine)
-        self._behaviours = {method.path: behaviour for method, behaviour in service.methods()}
-        # Its threads serve sockets, and there are none here.
-        service.shut()
+        # The service's threads serve sockets; without a server there are none.
+        self._behaviours = {method.path: behaviour for method, behaviour in PrepareService(engine).methods()}
 
     def prepare(self, claims: Iterable[ClaimRef]) -> Any:
         """Call NodePrepareResources."""

@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dra.slices.devices import SliceProblem
-from dra.slices.features import ServerFeatures
-from dra.slices.rules import MAX_COUNTER_SETS
-from dra.slices.validate import (
+from dra.api.rules.limits import (
     MAX_CONSUMED_IN_SLICE,
+    MAX_COUNTER_SETS,
     MAX_DEVICES,
     MAX_DEVICES_WITH_EXTRAS,
-    has_extras,
 )
+from dra.slices.devices import SliceProblem
+from dra.slices.features import ServerFeatures
+from dra.slices.validate import has_extras
 
 
 @dataclass(frozen=True, slots=True)

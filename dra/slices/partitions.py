@@ -11,11 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from dra.api.rules.limits import MAX_COUNTERS
 from dra.inventory.model import Gpu, Inventory, MigProfile
 from dra.inventory.names import GpuName
 from dra.slices.devices import SliceProblem, gpu_device, partition_device, profile_amounts
 from dra.slices.features import ServerFeatures
-from dra.slices.rules import MAX_CONSUMED_COUNTERS, MAX_COUNTERS_IN_SET, check_counters
+from dra.slices.rules import check_counters
 from dra.values import Quantity
 
 MigMode = Literal["dynamic", "static", "none"]
@@ -98,10 +99,9 @@ def counter_set(gpu: Gpu, problems: list[SliceProblem]) -> dict[str, Any] | None
     most = {name: max(profile_amounts(each)[name] for each in gpu.mig_profiles) for name in _COUNTERS}
     slices = max(start + size for _, start, size in _placements(gpu))
     counters = _counters(most, range(slices))
-    limit = min(MAX_COUNTERS_IN_SET, MAX_CONSUMED_COUNTERS)
     wrong = [broken.message for broken in check_counters(counters, "counters")]
-    if len(counters) > limit:
-        wrong.append(f"{len(counters)} counters, at most {limit}")
+    if len(counters) > MAX_COUNTERS:
+        wrong.append(f"{len(counters)} counters, at most {MAX_COUNTERS}")
     if wrong:
         name = str(GpuName(gpu.minor))
         why = f"{name}: its partitions cannot be offered on demand: {'; '.join(wrong)}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dra.api.gpu_settings import NO_SETTINGS, NodeSettings
+from dra.api.rules.limits import MAX_ATTRIBUTES_AND_CAPACITIES
 from dra.inventory.model import Gpu, Inventory
 from dra.inventory.names import GpuName
 from dra.slices.devices import SliceProblem, gpu_device, mig_device
@@ -18,7 +19,7 @@ from dra.slices.extras import reserved_taint, with_extra_attributes
 from dra.slices.features import ServerFeatures
 from dra.slices.layout import GpuGroup, SliceContent, lay_out
 from dra.slices.partitions import MigMode, counter_set, plan_forms, possible_devices, whole_device
-from dra.slices.rules import MAX_ATTRIBUTES_AND_CAPACITIES, Violation, check_device
+from dra.slices.rules import Violation, check_device
 from dra.slices.sharing import identity_of, share_device
 from dra.slices.taints import Taint, merge_taints, taint_of_unusable
 from dra.slices.validate import validate_slices

@@ -14,19 +14,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dra.api.rules.limits import (
+    MAX_ATTRIBUTES_AND_CAPACITIES,
+    MAX_CONDITIONS,
+    MAX_CONSUMED_SETS,
+    MAX_COUNTERS,
+    MAX_TAINTS,
+    MAX_VALID_VALUES,
+    MAX_VALUE_BYTES,
+)
 from dra.errors import DraError
 from dra.values import Quantity, Semver, is_dns_label, is_dns_subdomain, is_qualified_name
 
-MAX_VALUE_BYTES = 64
-MAX_ATTRIBUTES_AND_CAPACITIES = 32
 MAX_VALUES = 48
-MAX_TAINTS = 16
-MAX_CONDITIONS = 4
-MAX_VALID_VALUES = 10
-MAX_COUNTER_SETS = 8
-MAX_COUNTERS_IN_SET = 32
-MAX_CONSUMED_SETS = 2
-MAX_CONSUMED_COUNTERS = 32
 
 _INT64 = range(-(2**63), 2**63)
 _UINT64 = 2**64
@@ -257,8 +257,8 @@ def _check_consumption(entries: list[Mapping[str, Any]], path: str) -> Iterator[
         counters = entry.get("counters") or {}
         if not counters:
             yield Violation(f"{where}.counters", "at least one counter is required")
-        if len(counters) > MAX_CONSUMED_COUNTERS:
-            yield Violation(f"{where}.counters", f"{len(counters)} counters, at most {MAX_CONSUMED_COUNTERS}")
+        if len(counters) > MAX_COUNTERS:
+            yield Violation(f"{where}.counters", f"{len(counters)} counters, at most {MAX_COUNTERS}")
         yield from check_counters(counters, f"{where}.counters")
 
 

@@ -12,24 +12,23 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dra.slices.rules import (
+from dra.api.rules.limits import (
+    MAX_CONSUMED_IN_SLICE,
     MAX_COUNTER_SETS,
-    MAX_COUNTERS_IN_SET,
+    MAX_COUNTERS,
+    MAX_COUNTERS_IN_SLICE,
+    MAX_DEVICES,
+    MAX_DEVICES_WITH_EXTRAS,
+    MAX_DRIVER,
+    MAX_POOL,
+)
+from dra.slices.rules import (
     Violation,
     check_counters,
     check_device,
     lists_of,
 )
 from dra.values import is_dns_label, is_dns_subdomain
-
-MAX_DEVICES = 128
-# With taints, counters or list attributes on any device of the slice.
-MAX_DEVICES_WITH_EXTRAS = 64
-# Before 1.35: in all counter sets of a slice, and of all devices of a slice. Source: resource.k8s.io of 1.34.
-MAX_COUNTERS_IN_SLICE = 32
-MAX_CONSUMED_IN_SLICE = 1024
-MAX_DRIVER = 63
-MAX_POOL = 253
 
 _SELECTORS = ("nodeName", "nodeSelector", "allNodes", "perDeviceNodeSelection")
 _DEVICE_SELECTORS = ("nodeName", "nodeSelector", "allNodes")
@@ -151,8 +150,8 @@ def _check_counter_sets(sets: Sequence[Mapping[str, Any]], path: str) -> Iterato
         if not is_dns_label(str(each.get("name", ""))):
             yield Violation(f"{where}.name", f"{each.get('name')!r} is no DNS label")
         counters = each.get("counters") or {}
-        if not 0 < len(counters) <= MAX_COUNTERS_IN_SET:
-            yield Violation(f"{where}.counters", f"{len(counters)} counters, from 1 to {MAX_COUNTERS_IN_SET}")
+        if not 0 < len(counters) <= MAX_COUNTERS:
+            yield Violation(f"{where}.counters", f"{len(counters)} counters, from 1 to {MAX_COUNTERS}")
         yield from check_counters(counters, f"{where}.counters")
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from dra.api.rules.cause import Cause
 from dra.api.rules.fields import bad, duplicate, forbidden, required
+from dra.api.rules.limits import MAX_VALID_VALUES
 from dra.api.rules.parts import limited
 from dra.values import Quantity
 
 Json = dict[str, Any]
-MAX_VALUES = 10
 
 
 def capacity(value: Json, field: str, *, shared: bool) -> list[Cause]:
@@ -41,7 +41,7 @@ def _values(values: list[Quantity], default: Quantity | None, total: Quantity, f
     at = f"{field}.validValues"
     if default is None:
         return [required(f"{field}.default", "required when validValues is defined")]
-    found = limited(values, at, MAX_VALUES)
+    found = limited(values, at, MAX_VALID_VALUES)
     for i, value in enumerate(values):
         if value > total:
             found.append(bad(f"{at}[{i}]", str(value), f"option is larger than capacity value: {total}"))
@@ -49,7 +49,7 @@ def _values(values: list[Quantity], default: Quantity | None, total: Quantity, f
             found.append(duplicate(f"{at}[{i}]", str(value)))
         elif i and value < values[i - 1]:
             found.append(bad(f"{at}[{i}]", str(value), "values must be sorted in ascending order"))
-    if default not in values or len(values) > MAX_VALUES:
+    if default not in values or len(values) > MAX_VALID_VALUES:
         found.append(bad(at, str(default), "default value is not valid according to the requestPolicy"))
     return found
 

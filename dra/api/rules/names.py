@@ -10,6 +10,7 @@ import re
 from dra.api.rules.cause import Cause
 from dra.api.rules.dns import LABEL_TEXT, dns_label_error, dns_subdomain_error
 from dra.api.rules.fields import bad, required, too_long
+from dra.api.rules.limits import MAX_DRIVER, MAX_IDENTIFIER, MAX_POOL
 
 _C_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _C_IDENTIFIER_TEXT = (
@@ -17,9 +18,6 @@ _C_IDENTIFIER_TEXT = (
     "characters or '_' (e.g. 'my_name',  or 'MY_NAME',  or 'MyName', regex used for validation is "
     "'[A-Za-z_][A-Za-z0-9_]*')"
 )
-MAX_DRIVER = 63
-MAX_POOL = 253
-MAX_IDENTIFIER = 32
 
 
 def label(text: str, field: str) -> list[Cause]:

@@ -11,21 +11,24 @@ from dra.api.rules import names
 from dra.api.rules.capacity import capacity as capacity_errors
 from dra.api.rules.cause import Cause, Rules
 from dra.api.rules.fields import bad, duplicate, immutable, required, too_long, too_many
+from dra.api.rules.limits import (
+    MAX_ATTRIBUTES_AND_CAPACITIES,
+    MAX_CONDITIONS,
+    MAX_CONSUMED_SETS,
+    MAX_COUNTER_SETS,
+    MAX_COUNTERS,
+    MAX_COUNTERS_IN_SLICE,
+    MAX_DEVICES,
+    MAX_DEVICES_WITH_EXTRAS,
+    MAX_TAINTS,
+    MAX_VALUE_BYTES,
+)
 from dra.api.rules.meta import qualified_name_errors
 from dra.api.rules.parts import limited, node_selector, taint
 from dra.values import Semver
 
 Json = dict[str, Any]
 
-MAX_DEVICES = 128
-MAX_DEVICES_ADVANCED = 64
-MAX_COUNTER_SETS = 8
-MAX_COUNTERS = 32
-MAX_CONSUMED_SETS = 2
-MAX_ATTRIBUTES_AND_CAPACITIES = 32
-MAX_VALUE_LENGTH = 64
-MAX_TAINTS = 16
-MAX_CONDITIONS = 4
 SCALARS = ("int", "bool", "string", "version")
 LISTS = ("ints", "bools", "strings", "versions")
 
@@ -119,7 +122,7 @@ def is_advanced(device: Json) -> bool:
 
 def _devices(spec: Json, rules: Rules) -> list[Cause]:
     devices = spec.get("devices") or []
-    limit = MAX_DEVICES_ADVANCED if any(is_advanced(d) for d in devices) else MAX_DEVICES
+    limit = MAX_DEVICES_WITH_EXTRAS if any(is_advanced(d) for d in devices) else MAX_DEVICES
     found = limited(devices, "spec.devices", limit)
     if found:
         return found
@@ -174,8 +177,8 @@ def _attribute(value: Json, field: str) -> list[Cause]:
 
 
 def _text(text: str, field: str, *, version: bool) -> list[Cause]:
-    if len(text.encode()) > MAX_VALUE_LENGTH:
-        return [too_long(field, MAX_VALUE_LENGTH)]
+    if len(text.encode()) > MAX_VALUE_BYTES:
+        return [too_long(field, MAX_VALUE_BYTES)]
     if version:
         try:
             Semver.parse(text)
@@ -206,8 +209,8 @@ def _counter_sets(sets: list[Json], rules: Rules) -> list[Cause]:
             found.append(duplicate(field, name))
         seen.add(name)
     total = sum(len(item.get("counters") or {}) for item in sets)
-    if rules.minor < 35 and total > MAX_COUNTERS:
-        why = f"the total number of counters in shared counters must not exceed {MAX_COUNTERS}"
+    if rules.minor < 35 and total > MAX_COUNTERS_IN_SLICE:
+        why = f"the total number of counters in shared counters must not exceed {MAX_COUNTERS_IN_SLICE}"
         found.append(bad("spec.sharedCounters", total, why))
     return found
 

@@ -1,18 +1,18 @@
 """Between the version a client speaks and the version objects are kept in.
 
-Pure: both directions give new objects. Source: the conversion functions of resource.k8s.io (v1beta1 wraps a device in
-`basic` and flattens an exact request) and of events.k8s.io.
+Pure: both directions give new objects. The shapes of resource.k8s.io are those of `dra.api.versions`; what is here are the
+server's habits. Source: the conversion functions of resource.k8s.io and of events.k8s.io.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from dra.api.versions import from_v1, map_requests, to_v1
 from dra.sim.apiserver.registry import DRA, Resource
 
 Json = dict[str, Any]
-
-_EXACT = ("deviceClassName", "selectors", "allocationMode", "count", "adminAccess", "tolerations", "capacity")
 
 
 def to_storage(resource: Resource, version: str, obj: Json) -> Json:
@@ -20,7 +20,9 @@ def to_storage(resource: Resource, version: str, obj: Json) -> Json:
     kind = obj.get("kind") if resource.custom is not None else resource.kind
     result = {**obj, "kind": kind, "apiVersion": resource.api_version(resource.storage)}
     if resource.group == DRA and version == "v1beta1":
-        return _map_dra(result, resource.kind, _device_from_beta1, _request_from_beta1)
+        return map_requests(
+            to_v1(result, version=version, kind=resource.kind), resource.kind, _stored_request
+        )
     if resource.group == "events.k8s.io":
         return _event_to_core(result)
     return result
@@ -30,50 +32,24 @@ def from_storage(resource: Resource, version: str, obj: Json) -> Json:
     """Give the kept object in the version asked for."""
     result = {**obj, "kind": resource.kind, "apiVersion": resource.api_version(version)}
     if resource.group == DRA and version == "v1beta1":
-        return _map_dra(result, resource.kind, _device_to_beta1, _request_to_beta1)
+        return map_requests(
+            from_v1(result, version=version, kind=resource.kind), resource.kind, _shown_request
+        )
     if resource.group == "events.k8s.io":
         return _event_from_core(result)
     return result
 
 
-def _map_dra(obj: Json, kind: str, device: Any, request: Any) -> Json:
-    spec = obj.get("spec")
-    if not isinstance(spec, dict):
-        return obj
-    if kind == "ResourceSlice" and spec.get("devices"):
-        return {**obj, "spec": {**spec, "devices": [device(d) for d in spec["devices"]]}}
-    if kind == "ResourceClaim":
-        return {**obj, "spec": _map_claim(spec, request)}
-    if kind == "ResourceClaimTemplate" and isinstance(spec.get("spec"), dict):
-        return {**obj, "spec": {**spec, "spec": _map_claim(spec["spec"], request)}}
-    return obj
-
-
-def _map_claim(spec: Json, request: Any) -> Json:
-    devices = spec.get("devices")
-    if not isinstance(devices, dict) or not devices.get("requests"):
-        return spec
-    return {**spec, "devices": {**devices, "requests": [request(r) for r in devices["requests"]]}}
-
-
-def _device_to_beta1(device: Json) -> Json:
-    return {"name": device.get("name", ""), "basic": {k: v for k, v in device.items() if k != "name"}}
-
-
-def _device_from_beta1(device: Json) -> Json:
-    return {"name": device.get("name", ""), **(device.get("basic") or {})}
-
-
-def _request_to_beta1(request: Json) -> Json:
-    flat = {k: v for k, v in request.items() if k != "exactly"}
-    # The class name is written always there.
-    return {"deviceClassName": "", **flat, **(request.get("exactly") or {})}
-
-
-def _request_from_beta1(request: Json) -> Json:
-    exact = {k: request[k] for k in _EXACT if request.get(k) not in (None, "", [], 0)}
-    rest = {k: v for k, v in request.items() if k not in _EXACT}
+def _stored_request(request: Mapping[str, Any]) -> Json:
+    """Give a request as the server stores it: what says nothing is not there."""
+    exact = {k: v for k, v in (request.get("exactly") or {}).items() if v not in (None, "", [], 0)}
+    rest = {k: v for k, v in request.items() if k != "exactly"}
     return {**rest, "exactly": exact} if exact else rest
+
+
+def _shown_request(request: Mapping[str, Any]) -> Json:
+    # The class name is written always there.
+    return {"deviceClassName": "", **request}
 
 
 _EVENT_FIELDS = {

@@ -145,71 +145,50 @@ def _workloads() -> list[Resource]:
 
 
 def _cluster() -> list[Resource]:
-    def of(
-        group: str, module: str, plural: str, kind: str, *, namespaced: bool = False, **more: Any
-    ) -> Resource:
-        return Resource(group, plural, kind, namespaced, {"v1": f"{module}.{kind}"}, **more)
+    events = Resource(
+        "events.k8s.io", "events", "Event", True, {"v1": "events_v1.Event"},
+        short_names=("ev",), store_as="/events", hashed="/v1/Event",
+    )  # fmt: skip
+    definitions = Resource(
+        "apiextensions.k8s.io", "customresourcedefinitions", "CustomResourceDefinition", False,
+        {"v1": "apiextensions_v1.CustomResourceDefinition"},
+        short_names=("crd", "crds"), categories=_EXTENSIONS, subresources=_STATUS,
+        hashed="apiextensions.k8s.io/v1beta1/CustomResourceDefinition",
+    )  # fmt: skip
+    priorities = Resource(
+        "scheduling.k8s.io", "priorityclasses", "PriorityClass", False,
+        {"v1": "scheduling_v1.PriorityClass"}, short_names=("pc",),
+    )  # fmt: skip
+    return [events, definitions, *_rbac(), *_admission(), priorities, *_reviews()]
 
-    rbac, admission = "rbac.authorization.k8s.io", "admissionregistration.k8s.io"
-    rbac_module, admission_module = "rbac_v1", "admissionregistration_v1"
-    api_extensions: dict[str, Any] = {"categories": ("api-extensions",)}
+
+_EXTENSIONS = ("api-extensions",)
+
+
+def _rbac() -> list[Resource]:
+    def of(plural: str, kind: str, *, namespaced: bool) -> Resource:
+        return Resource("rbac.authorization.k8s.io", plural, kind, namespaced, {"v1": f"rbac_v1.{kind}"})
+
     return [
-        Resource(
-            "events.k8s.io",
-            "events",
-            "Event",
-            True,
-            {"v1": "events_v1.Event"},
-            short_names=("ev",),
-            store_as="/events",
-            hashed="/v1/Event",
-        ),
-        of(
-            "apiextensions.k8s.io",
-            "apiextensions_v1",
-            "customresourcedefinitions",
-            "CustomResourceDefinition",
-            short_names=("crd", "crds"),
-            hashed="apiextensions.k8s.io/v1beta1/CustomResourceDefinition",
-            subresources=_STATUS,
-            **api_extensions,
-        ),
-        of(rbac, rbac_module, "clusterroles", "ClusterRole"),
-        of(rbac, rbac_module, "clusterrolebindings", "ClusterRoleBinding"),
-        of(rbac, rbac_module, "roles", "Role", namespaced=True),
-        of(rbac, rbac_module, "rolebindings", "RoleBinding", namespaced=True),
-        of(
-            admission,
-            admission_module,
-            "mutatingwebhookconfigurations",
-            "MutatingWebhookConfiguration",
-            **api_extensions,
-        ),
-        of(
-            admission,
-            admission_module,
-            "validatingwebhookconfigurations",
-            "ValidatingWebhookConfiguration",
-            **api_extensions,
-        ),
-        of(
-            admission,
-            admission_module,
-            "validatingadmissionpolicies",
-            "ValidatingAdmissionPolicy",
-            singular="validatingadmissionpolicy",
-            subresources=_STATUS,
-            **api_extensions,
-        ),
-        of(
-            admission,
-            admission_module,
-            "validatingadmissionpolicybindings",
-            "ValidatingAdmissionPolicyBinding",
-            **api_extensions,
-        ),
-        of("scheduling.k8s.io", "scheduling_v1", "priorityclasses", "PriorityClass", short_names=("pc",)),
-        *_reviews(),
+        of("clusterroles", "ClusterRole", namespaced=False),
+        of("clusterrolebindings", "ClusterRoleBinding", namespaced=False),
+        of("roles", "Role", namespaced=True),
+        of("rolebindings", "RoleBinding", namespaced=True),
+    ]
+
+
+def _admission() -> list[Resource]:
+    def of(plural: str, kind: str, **more: Any) -> Resource:
+        versions = {"v1": f"admissionregistration_v1.{kind}"}
+        group = "admissionregistration.k8s.io"
+        return Resource(group, plural, kind, False, versions, categories=_EXTENSIONS, **more)
+
+    policy = {"singular": "validatingadmissionpolicy", "subresources": _STATUS}
+    return [
+        of("mutatingwebhookconfigurations", "MutatingWebhookConfiguration"),
+        of("validatingwebhookconfigurations", "ValidatingWebhookConfiguration"),
+        of("validatingadmissionpolicies", "ValidatingAdmissionPolicy", **policy),
+        of("validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding"),
     ]
 
 
