@@ -296,14 +296,27 @@ def _allocation(claim: Json) -> Json | None:
 
 
 def _devices(claims: Sequence[Json]) -> str:
-    """Write the devices of claims: `gpu-0, gpu-1 of n1`."""
+    """Write the devices of claims: `gpu-0, gpu-1 (shares 20) of n1`."""
     pools: dict[str, list[str]] = {}
     for claim in claims:
         for result in ((_allocation(claim) or {}).get("devices") or {}).get("results") or []:
-            pools.setdefault(result["pool"], []).append(result["device"])
+            pools.setdefault(result["pool"], []).append(result["device"] + _share(result))
     return "; ".join(f"{', '.join(devices)} of {pool}" for pool, devices in pools.items()) or (
         "no devices" if claims and any(_allocation(claim) for claim in claims) else ""
     )
+
+
+def _share(result: Json) -> str:
+    """Write what a result takes of a shared device: ` (shares 20, memory 4Gi)`; empty for a whole one."""
+    if not result.get("shareID"):
+        return ""
+    taken = {
+        name.rpartition("/")[2]: amount
+        for name, amount in (result.get("consumedCapacity") or {}).items()
+        if str(amount) != "0"
+    }
+    words = ", ".join(f"{name} {amount}" for name, amount in sorted(taken.items(), reverse=True))
+    return f" ({words or 'a share'})"
 
 
 __all__ = ["explain", "full_name"]

@@ -120,8 +120,7 @@ def pieces(shortages: Iterable[Shortage]) -> str:
 
 
 def main_name(shortage: Shortage) -> str:
-    """Give the name that people count in: memory if there is one, else what is shortest."""
-    names = sorted(
-        shortage.needs, key=lambda name: (shortage.left.get(name, 0) >= shortage.needs[name], name)
-    )
+    """Give the name that people count in: of what is short, or else of everything, memory if it is there."""
+    short = [name for name, need in shortage.needs.items() if shortage.left.get(name, 0) < need]
+    names = sorted(short or shortage.needs)
     return next((name for name in names if name.rpartition("/")[2] == "memory"), names[0])

@@ -96,6 +96,18 @@ def shares(name: str, used: str) -> list[dict[str, Any]]:
     return [node(name), slice_of(name, devices), *holders, holder_pod(node_name=name)]
 
 
+def cut(name: str) -> list[dict[str, Any]]:
+    """A GPU that is cut into two shares, both held, whose memory nobody named."""
+    policies = {
+        "memory": {"value": "80Gi", "requestPolicy": {"default": "0"}},
+        "shares": {"value": "2", "requestPolicy": {"default": "1"}},
+    }
+    device = gpu(0, allowMultipleAllocations=True, capacity=policies)
+    taken = {"memory": "0", "shares": "1"}
+    holders = [held(f"part-{n}", name, "gpu-0", shareID=f"s{n}", consumedCapacity=taken) for n in range(2)]
+    return [node(name), slice_of(name, [device]), *holders, holder_pod(node_name=name)]
+
+
 def driver_pod(node_name: str, status: dict[str, Any]) -> dict[str, Any]:
     return pod(
         f"dra-driver-nvidia-gpu-kubelet-plugin-{node_name}",
@@ -188,6 +200,12 @@ CASES = [
          claim("want", request(capacity={"requests": {"memory": "40Gi"}}))],
         "short",
         ["not enough is left", "gpu-0 10Gi, gpu-1 10Gi of memory"],
+    ),
+    Case(
+        "all shares are held, though memory is left",
+        [*cut("n1"), pod("train", "want"), claim("want")],
+        "short",
+        ["not enough is left", "gpu-0 0 of shares"],
     ),
     Case(
         "more GPUs than a node has",

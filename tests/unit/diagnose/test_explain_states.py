@@ -49,6 +49,16 @@ def test_a_running_pod_is_no_problem_and_its_devices_are_named():
     assert text(answer) == "pod team-a/train: it runs on node n1 with gpu-0 of n1"
 
 
+def test_a_running_pod_with_a_share_says_how_much_it_has():
+    share = {"shareID": "s", "consumedCapacity": {"gpu.nvidia.com/shares": "20", "memory": "0"}}
+    answer = ask(
+        *N1,
+        pod("train", "mine", spec={"nodeName": "n1"}, status={"phase": "Running"}),
+        held("mine", "n1", "gpu-0", namespace="team-a", pod="train", **share),
+    )
+    assert text(answer) == "pod team-a/train: it runs on node n1 with gpu-0 (shares 20) of n1"
+
+
 def test_an_ended_pod_is_no_problem():
     answer = ask(*N1, pod("train", status={"phase": "Succeeded"}))
     assert (answer.state, answer.exit_code) == ("ended", 0)
