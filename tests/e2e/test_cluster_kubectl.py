@@ -17,7 +17,12 @@ import pytest
 from dra.sim.cluster import SimCluster
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+# Those that need more of a cluster than nodes and DeviceClasses are run where that is set up.
+ELSEWHERE = {
+    "fractional": "test_shares_cluster.py", "shares": "test_shares_cluster.py",
+    "gpu-node-policy": "test_policies_cluster.py",
+}  # fmt: skip
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.yaml") if path.stem not in ELSEWHERE)
 KUBECTL = shutil.which("kubectl") or shutil.which("kubectl", path=os.environ.get("KUBEBUILDER_ASSETS", ""))
 NODES = [("gpu-node-1", "dgx-h100"), ("gpu-node-2", "l40s-x4"), ("gpu-node-3", "l40s-x4")]
 
@@ -137,6 +142,12 @@ def test_nodes_and_slices_are_shown_with_the_servers_columns(kubectl):
     assert {row["NODE"] for row in only} == {"gpu-node-1"}
     names = {row["NAME"] for row in kubectl.table("get", "deviceclasses")}
     assert {"gpu.nvidia.com", "mig.nvidia.com", "mig-1g.10gb.nvidia.com"} <= names
+
+
+def test_the_other_examples_are_run_too():
+    for name, file in ELSEWHERE.items():
+        assert (ROOT / f"examples/{name}.yaml").exists()
+        assert name in (Path(__file__).parent / file).read_text()
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda path: path.stem)
