@@ -16,6 +16,7 @@ from dra.diagnose.doctor.kubelet_rung import (
     version_findings,
 )
 from dra.diagnose.doctor.model import Finding, Looked, Report, climb, error, note, warning
+from dra.diagnose.doctor.mps_rung import look_at_mps
 from dra.diagnose.doctor.published_rungs import (
     look_at_claims,
     look_at_slices,
@@ -47,6 +48,7 @@ def diagnose_node(ctx: NodeContext) -> Report:
                 gpus=sum(1 for gpu in ctx.inventory.gpus if not gpu.unusable),
             )),
             ("claims", lambda: look_at_claims(ctx)),
+            ("mps", lambda: look_at_mps(ctx)),
         ),
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ from tests.unit.diagnose.explain_world import gpu, gpus, slice_of
 from tests.unit.diagnose.explain_world import node as node_object
 
 NAME, DRIVER = "node-a", "gpu.nvidia.com"
-RUNGS = ["driver", "nvml", "device-nodes", "cdi", "runtime", "kubelet", "slices", "claims"]
+RUNGS = ["driver", "nvml", "device-nodes", "cdi", "runtime", "kubelet", "slices", "claims", "mps"]
 CONTAINERD_1 = {"nodeInfo": {"kubeletVersion": "v1.34.3", "containerRuntimeVersion": "containerd://1.7.27"}}
 CONTAINERD_2 = {"nodeInfo": {"kubeletVersion": "v1.36.1", "containerRuntimeVersion": "containerd://2.1.0"}}
 
@@ -99,7 +99,7 @@ def broken_at(report, rung, code):
 def test_a_whole_node_is_all_well(machine):
     report = machine.diagnose()
     assert [rung.name for rung in report.rungs] == RUNGS
-    assert [rung.state for rung in report.rungs] == ["ok"] * 8, as_text(report)
+    assert [rung.state for rung in report.rungs] == ["ok"] * len(RUNGS), as_text(report)
     assert report.exit_code == 0
     assert "4 of 4 GPUs usable" in as_text(report)
     assert json.loads(json.dumps(as_json(report)))["brokenRung"] is None
@@ -288,7 +288,7 @@ def test_without_the_api_the_files_alone_tell_of_the_runtime(machine):
     ctx.cluster = None
     report = diagnose_node(ctx)
     assert codes(report) == ["DRA-RUNTIME-CDI-UNSURE"]
-    assert [rung.state for rung in report.rungs][-2:] == ["unknown", "ok"]
+    assert [rung.state for rung in report.rungs][-3:] == ["unknown", "ok", "ok"]
 
 
 # -- kubelet
