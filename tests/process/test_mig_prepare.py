@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from dra.sim.kubelet import PrepareError, UnprepareError
+from dra.sim.tree.proc import compute_instance_minor, gpu_instance_minor
 from tests.process.harness import DRIVER, FAST, wait_until
 
-DYNAMIC = "--mig-mode=dynamic"
 
 
 def layout(node) -> list[tuple[int, int, int]]:
@@ -35,14 +35,14 @@ def is_clean(node) -> bool:
 )
 def test_killed_while_a_partition_is_made(node, step):
     kubelet = node.kubelet()
-    doomed = node.daemon(DYNAMIC, crash_at=step)
+    doomed = node.daemon(crash_at=step)
     before = kubelet.wait_registered(DRIVER, timeout_seconds=60)
     node.wait_published()
     pod = node.pod("p", node.claim("c", "gpu-2-mig-2g20gb-14-2"))
     with pytest.raises(PrepareError):
         kubelet.run_pod(pod)
     assert doomed.wait(within_seconds=60) == -9
-    node.daemon(DYNAMIC)
+    node.daemon()
     _wait_back(kubelet, before)
     view = kubelet.run_pod(pod).views["main"]
     assert view.gpus == (2,)
@@ -54,7 +54,7 @@ def test_killed_while_a_partition_is_made(node, step):
 @pytest.mark.parametrize("step", ["unprepare:effect-undone:2", "unprepare:effect-undone:1"])
 def test_killed_while_a_partition_is_destroyed(node, step):
     kubelet = node.kubelet()
-    doomed = node.daemon(DYNAMIC, crash_at=step)
+    doomed = node.daemon(crash_at=step)
     before = kubelet.wait_registered(DRIVER, timeout_seconds=60)
     node.wait_published()
     pod = node.pod("p", node.claim("c", "gpu-2-mig-2g20gb-14-2"))
@@ -62,10 +62,81 @@ def test_killed_while_a_partition_is_destroyed(node, step):
     with pytest.raises(UnprepareError):
         kubelet.stop_pod(pod)
     assert doomed.wait(within_seconds=60) == -9
-    node.daemon(DYNAMIC)
+    node.daemon()
     _wait_back(kubelet, before)
     kubelet.stop_pod(pod)
     assert is_clean(node)
+
+
+def test_after_a_reboot_a_live_claims_partition_is_made_again_under_its_name_and_the_container_sees_the_new_one(
+    node,
+):
+    """Fault F13: nothing of the old boot is used; the hardware gives out other ids, and with them another UUID."""
+    kubelet, daemon = node.kubelet(), node.daemon()
+    kubelet.wait_registered(DRIVER, timeout_seconds=60)
+    node.wait_published()
+    early, late = "gpu-2-mig-1g10gb-19-0", "gpu-2-mig-1g10gb-19-4"
+    gone = node.pod("gone", node.claim("first", early, pods=("gone",)))
+    stays = node.pod("p", node.claim("second", late))
+    kubelet.run_pod(gone)
+    before = instance_seen(node, kubelet.run_pod(stays).views["main"])
+    kubelet.stop()
+    daemon.kill()
+    node.machine.control.reboot()
+    assert layout(node) == []
+    assert not any(modes(node))
+    kubelet = node.kubelet()
+    daemon = node.daemon()
+    kubelet.wait_registered(DRIVER, timeout_seconds=60)
+    view = kubelet.run_pod(stays).views["main"]
+    after = instance_seen(node, view)
+    assert (after.profile_id, after.start) == (before.profile_id, before.start) == (19, 4)
+    assert after.gi != before.gi
+    assert layout(node) == [(2, 4, 1)]
+    (told,) = [
+        entry for uid, record in node.read_records().items() if record["boot_id"] == node.machine.control.state.boot_id
+        for entry in record["effects"] if entry["kind"] == "mig-device" and uid
+    ]  # fmt: skip
+    assert told["args"]["device"] == late
+    assert told["outcome"]["gi"] == after.gi
+    # Never prepared again, and so gone with its boot.
+    kubelet.stop_pod(stays)
+    for uid in node.records():
+        node.record_file(uid).unlink()
+    assert layout(node) == []
+    wait_until(lambda: not any(modes(node)), what="the mode is off")
+
+
+def instance_seen(node, view):
+    """The instance whose two capability nodes a container has."""
+    caps = {int(path.rpartition("cap")[2]) for path in view.device_nodes if "nvidia-caps/nvidia-cap" in path}
+    (found,) = [
+        instance
+        for slot, gpu in zip(node.machine.profile.gpus, node.machine.control.state.gpus, strict=True)
+        for instance in gpu.instances
+        if caps == {gpu_instance_minor(slot.minor, instance.gi), compute_instance_minor(slot.minor, instance.gi, 0)}
+    ]
+    return found
+
+
+def test_the_partition_of_a_lost_record_is_still_ours_and_goes_once_its_claim_is_gone(node):
+    kubelet, daemon = node.kubelet(), node.daemon()
+    kubelet.wait_registered(DRIVER, timeout_seconds=60)
+    node.wait_published()
+    claim = node.claim("c", "gpu-2-mig-2g20gb-14-2")
+    kubelet.run_pod(node.pod("p", claim))
+    kubelet.stop()
+    daemon.kill()
+    uid = claim["metadata"]["uid"]
+    node.record_file(uid).unlink()
+    node.cdi_file(uid).unlink()
+    node.delete_claim("c")
+    daemon = node.daemon()
+    wait_until(lambda: daemon.logged("orphan_partition_destroyed"), what="the partition is destroyed")
+    wait_until(lambda: is_clean(node), what="nothing is left")
+    # It never looked as if somebody had made it by hand.
+    devices = [device for each in node.wait_published() for device in each["spec"].get("devices", ())]
+    assert len(devices) == 8 * 26
 
 
 @pytest.mark.skipif(
@@ -74,7 +145,7 @@ def test_killed_while_a_partition_is_destroyed(node, step):
 )
 def test_fifty_six_pods_with_partitions_start_while_each_nvml_call_takes_200_ms(node):
     kubelet = node.kubelet(timings=replace(FAST, call=45.0))
-    daemon = node.daemon(DYNAMIC)
+    daemon = node.daemon()
     connection = kubelet.wait_registered(DRIVER, timeout_seconds=60)
     node.wait_published()
     names = [f"gpu-{gpu}-mig-1g10gb-19-{at}" for gpu in range(8) for at in range(7)]
