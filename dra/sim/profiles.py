@@ -206,6 +206,11 @@ _PROFILES = (
         _slots("h100-nvl-x2", models.H100_NVL_94GB, _DGX_H100_PLACES[:2]), "580.126.20", 13000, memory_gib=512,
     ),
     MachineProfile(
+        "rtx-pro-6000-x2", "2 x RTX PRO 6000 Blackwell Server Edition",
+        _slots("rtx-pro-6000-x2", models.RTX_PRO_6000_96GB, _DGX_H100_PLACES[:2], drm=True), "580.105.08", 13000,
+        memory_gib=512, graphics=True,
+    ),
+    MachineProfile(
         "gh200", "Grace Hopper with 96 GB HBM3",
         _slots("gh200", models.GH200_96GB, (("0009:01:00.0", "pci0009:00>0009:00:00.0", 0),)),
         "570.158.01", 12080, "aarch64", 480, 1,

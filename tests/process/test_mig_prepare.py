@@ -14,7 +14,6 @@ from dra.sim.tree.proc import compute_instance_minor, gpu_instance_minor
 from tests.process.harness import DRIVER, FAST, wait_until
 
 
-
 def layout(node) -> list[tuple[int, int, int]]:
     """What the hardware has: GPU, first memory slice, compute instances."""
     slots = zip(node.machine.profile.gpus, node.machine.control.state.gpus, strict=True)
@@ -114,7 +113,8 @@ def instance_seen(node, view):
         instance
         for slot, gpu in zip(node.machine.profile.gpus, node.machine.control.state.gpus, strict=True)
         for instance in gpu.instances
-        if caps == {gpu_instance_minor(slot.minor, instance.gi), compute_instance_minor(slot.minor, instance.gi, 0)}
+        if caps
+        == {gpu_instance_minor(slot.minor, instance.gi), compute_instance_minor(slot.minor, instance.gi, 0)}
     ]
     return found
 

@@ -1,9 +1,11 @@
 """MIG placement tables by GPU model, and the arithmetic of instances.
 
 Confirmed against captures of real nodes: a100-40gb, h100-80gb, b200-180gb (published slices of the reference
-driver), h100-94gb and a30-24gb (`nvidia-smi mig -lgip`), h200-141gb's smallest profile (16 GiB, 16 SM). Where
-a line says "not confirmed" the shape is NVIDIA's and the number an estimate.
-Source: NVIDIA MIG user guide, supported profiles.
+driver), and by `nvidia-smi mig -lgip` h100-94gb, a30-24gb, h200-141gb but for 7g, of gb200-186gb 1g and 2g, of
+rtx-pro-6000-96gb 1g with all ids and limits. Where a line says "not confirmed" the shape is NVIDIA's and the number
+an estimate.
+Source: NVIDIA MIG user guide, supported profiles; public issues of mig-parted (H200), gpu-operator (B200, GB200) and
+container-engine-accelerators (RTX PRO 6000) with such listings.
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ from dataclasses import dataclass
 
 # NVML_GPU_INSTANCE_PROFILE_* and NVML_COMPUTE_INSTANCE_PROFILE_*: the numbers profiles are enumerated with.
 KIND_1, KIND_2, KIND_3, KIND_4, KIND_7, KIND_1_REV1, KIND_2_REV1, KIND_1_REV2 = 0, 1, 2, 3, 4, 7, 8, 9
+KIND_1_GFX, KIND_2_GFX, KIND_4_GFX, KIND_1_NO_ME, KIND_2_NO_ME, KIND_1_ALL_ME, KIND_2_ALL_ME = range(
+    0xA, 0x11
+)
 COMPUTE_KINDS = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}
 COMPUTE_1_REV1, COMPUTE_7_NVL = 7, 8
 
@@ -170,6 +175,46 @@ def _blackwell(one: int, quarter: int, half: int, whole: int, multiprocessors: i
     )  # fmt: skip
 
 
+_GB200: tuple[_Engines, ...] = (
+    (20480, 18, 2, 1, 1, 0), (20480, 18, 2, 1, 1, 1), (46592, 32, 2, 1, 1, 0), (46592, 38, 4, 2, 2, 0),
+    # Not confirmed from here on.
+    (94208, 70, 6, 3, 3, 0), (94208, 76, 8, 4, 4, 0), (188928, 152, 16, 7, 7, 1),
+)  # fmt: skip
+
+
+def _rtx_pro_6000() -> MigTable:
+    """Make the table of a GPU with four slices of each kind: with and without graphics, and media engines three ways.
+
+    Memory and engines of 2g and 4g are not confirmed. Encoders are not counted.
+    """
+    one, two, four = (24192, 46, 1), (48512, 94, 2), (97280, 188, 4)  # MiB, multiprocessors, copy engines
+    rows = (
+        (KIND_1, 14, "1g.24gb", one, (1, 1, 0), 4), (KIND_1_REV1, 21, "1g.24gb+me", one, (1, 1, 1), 1),
+        (KIND_1_GFX, 47, "1g.24gb+gfx", one, (1, 1, 0), 4), (KIND_1_ALL_ME, 65, "1g.24gb+me.all", one, (4, 4, 1), 1),
+        (KIND_1_NO_ME, 67, "1g.24gb-me", one, (0, 0, 0), 4), (KIND_2, 5, "2g.48gb", two, (2, 2, 0), 2),
+        (KIND_2_GFX, 35, "2g.48gb+gfx", two, (2, 2, 0), 2), (KIND_2_ALL_ME, 64, "2g.48gb+me.all", two, (4, 4, 1), 1),
+        (KIND_2_NO_ME, 66, "2g.48gb-me", two, (0, 0, 0), 2), (KIND_4, 0, "4g.96gb", four, (4, 4, 1), 1),
+        (KIND_4_GFX, 32, "4g.96gb+gfx", four, (4, 4, 1), 1),
+    )  # fmt: skip
+    profiles = tuple(
+        GpuInstanceProfile(
+            kind,
+            profile_id,
+            name,
+            size[2],
+            *size,
+            *media,
+            starts=tuple(range(0, 4, size[2])),
+            size=size[2],
+            limit=limit,
+        )
+        for kind, profile_id, name, size, media, limit in rows
+    )
+    return MigTable(profiles, 4, 4)
+
+
+_RTX_PRO_6000 = _rtx_pro_6000()
+
 _A30 = MigTable(
     (
         GpuInstanceProfile(KIND_1, 14, "1g.6gb", 1, 5952, 14, 1, 0, 0, 0, (0, 1, 2, 3), 1, 4),
@@ -191,11 +236,11 @@ MIG_TABLES: dict[str, MigTable] = {
     "h100-80gb": _eighths((10, 20, 40, 80), _hopper(9984, 20096, 40448, 81152)),
     "h100-94gb": _eighths((12, 24, 47, 94), _hopper(10880, 22016, 47232, 94848)),
     "h100-96gb": _eighths((12, 24, 48, 96), _hopper(11264, 23552, 47616, 95232)),  # memory not confirmed
-    # Memory of all but the smallest not confirmed.
-    "h200-141gb": _eighths((18, 35, 71, 141), _hopper(16384, 33280, 69888, 142848)),
+    # The memory of 7g is not confirmed.
+    "h200-141gb": _eighths((18, 35, 71, 141), _hopper(16384, 33024, 71168, 142848)),
     "b200-180gb": _eighths((23, 45, 90, 180), _blackwell(20992, 45312, 91136, 182784, 148)),
-    # Names are NVIDIA's for GB200; memory and multiprocessors are scaled from B200, not confirmed.
-    "gb200-186gb": _eighths((24, 47, 95, 189), _blackwell(21760, 46848, 94208, 188928, 152)),
+    "gb200-186gb": _eighths((24, 47, 95, 189), _GB200),
+    "rtx-pro-6000-96gb": _RTX_PRO_6000,
 }
 
 

@@ -90,6 +90,10 @@ GB200_186GB = GpuModel(
     "NVIDIA GB200", 0x294110DE, 0x204610DE, BRAND_NVIDIA, BLACKWELL, (10, 0), 189471, 740, 152, 128,
     1_200_000, 8192, 6, 18, 5, "gb200-186gb", ADDRESSING_ATS, max_graphics_mhz=2062, max_memory_mhz=3996,
 )  # fmt: skip
+RTX_PRO_6000_96GB = GpuModel(
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition", 0x2BB510DE, 0x204E10DE, BRAND_NVIDIA, BLACKWELL, (12, 0), 97887,
+    636, 188, 128, 600_000, 512, 5, mig_table="rtx-pro-6000-96gb", max_graphics_mhz=2430, max_memory_mhz=12481,
+)  # fmt: skip
 L40S = GpuModel(
     "NVIDIA L40S", 0x26B910DE, 0x185110DE, BRAND_NVIDIA, ADA, (8, 9), 46068, 497, 142, 128,
     350_000, 384, 4, max_graphics_mhz=2520, max_memory_mhz=9001,

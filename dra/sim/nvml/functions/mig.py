@@ -311,8 +311,20 @@ def free_starts(table: MigTable, gpu: GpuState, profile: GpuInstanceProfile) -> 
     used_slices = sum(gpu_profile(table, instance.profile_id).slices for instance in gpu.instances)
     if same >= profile.limit or used_slices + profile.slices > table.slices:
         return []
+    if not _engines_left(table, gpu, profile):
+        return []
     taken = [(instance.start, instance.size) for instance in gpu.instances]
     return [start for start in profile.starts if not overlaps(start, profile.size, taken)]
+
+
+def _engines_left(table: MigTable, gpu: GpuState, profile: GpuInstanceProfile) -> bool:
+    """Whether there are media engines for one more instance: of each kind the GPU has what its largest profile has."""
+    instances = [gpu_profile(table, instance.profile_id) for instance in gpu.instances]
+    return all(
+        sum(getattr(each, kind) for each in (*instances, profile))
+        <= max(getattr(each, kind) for each in table.profiles)
+        for kind in ("decoders", "jpeg_engines", "ofa_engines")
+    )
 
 
 def free_part_starts(instance: GpuInstance, part: ComputeInstanceProfile) -> list[int]:
