@@ -28,16 +28,18 @@ class Share:
         sharing: how its GPU is shared.
         memory_bytes: what it may use of the device's memory, whole MiB; None: as much as there is.
         percent: its part of the multiprocessors, 1 to 100; None: all.
+        whole: it is all that there is of the device, so that nobody else can have a part.
     """
 
     sharing: SharingSettings
     memory_bytes: int | None
     percent: int | None
+    whole: bool = False
 
     @property
     def limited(self) -> bool:
         """Whether there is anything to hold it to."""
-        return self.memory_bytes is not None or self.percent is not None
+        return not self.whole and (self.memory_bytes is not None or self.percent is not None)
 
 
 def share_of(result: AllocatedDevice, gpu: Gpu, settings: NodeSettings) -> Share | None:
@@ -53,14 +55,19 @@ def share_of(result: AllocatedDevice, gpu: Gpu, settings: NodeSettings) -> Share
     asked = result.consumed_capacity.get(MEMORY)
     memory = None if asked is None or asked.nano <= 0 else asked.value // MIB * MIB
     percent: int | None = None
+    # Of a card that is shared by memory, who takes all of it has the card.
+    whole = (
+        sharing.strategy == "memory" and None not in (memory, total) and memory == shared_memory(total or 0)
+    )
     count = result.consumed_capacity.get(SHARES)
     if count is not None and sharing.strategy == "shares" and count.nano > 0:
         taken = min(count.value, sharing.shares)
+        whole = taken == sharing.shares and (memory is None or memory == shared_memory(total or 0))
         percent = max(1, taken * 100 // sharing.shares)
         if memory is None and total is not None:
             # A device of less than a MiB a share has nothing to share out.
             memory = max(MIB, shared_memory(total) * taken // sharing.shares // MIB * MIB)
-    return Share(sharing, memory, percent)
+    return Share(sharing, memory, percent, whole)
 
 
 def device_memory(device: str, gpu: Gpu) -> int | None:

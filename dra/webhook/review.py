@@ -88,12 +88,17 @@ def _fitting(warnings: Sequence[str]) -> list[str]:
     return found
 
 
+def _is_ending(obj: Json) -> bool:
+    metadata = obj.get("metadata")
+    return isinstance(metadata, dict) and bool(metadata.get("deletionTimestamp"))
+
+
 def validate(request: Mapping[str, Any]) -> Verdict:
     """Decide about a claim, a template or a class: refused is what prepare would refuse."""
     obj, old = request.get("object"), request.get("oldObject")
     if request.get("operation") not in ("CREATE", "UPDATE") or not isinstance(obj, dict):
         return Verdict()
-    if (obj.get("metadata") or {}).get("deletionTimestamp"):
+    if _is_ending(obj):
         return Verdict()
     if isinstance(old, dict) and old.get("spec") == obj.get("spec"):
         # What is stored already must stay changeable: a finalizer, a label.
@@ -114,7 +119,7 @@ def mutate(request: Mapping[str, Any], rules: FractionRules) -> Verdict:
         return Verdict()
     if obj.get("kind") == "Pod" and operation != "CREATE":
         return Verdict()
-    if (obj.get("metadata") or {}).get("deletionTimestamp"):
+    if _is_ending(obj):
         return Verdict()
     try:
         return Verdict(patch=rewrite(obj, rules))

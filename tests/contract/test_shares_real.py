@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import base64
 import copy
+import time
 from pathlib import Path
 
 import pytest
 
-from dra.api.fraction_pods import POD_PATHS
-from dra.api.fractions import Ask
+from dra.api.fraction_pods import POD_PATHS, rewrite_pod
+from dra.api.fractions import Ask, FractionRules
 from dra.api.gpu_settings import parse_sharing
 from dra.controller.dropped import dropped_fields
 from dra.errors import KubeError
+from dra.fleet.election import ElectionTimes
+from dra.fleet.process import Fleet, FleetSettings
+from dra.fleet.templates import TemplateKeeper
 from dra.kube.client import connect
 from dra.kube.connection import KubeOptions
 from dra.kube.resources import (
     DEVICE_CLASSES,
     NAMESPACES,
+    PODS,
     RESOURCE_CLAIM_TEMPLATES,
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
@@ -53,9 +58,14 @@ HOOKS = {
 }
 
 
+FLEET_OBJECTS = [each for each in read_manifests([MANIFESTS / "fleet.yaml"]) if each["kind"] != "Deployment"]
+(FLEET_ACCOUNT,) = [each["metadata"] for each in FLEET_OBJECTS if each["kind"] == "ServiceAccount"]
+FLEET_USER = f"system:serviceaccount:{FLEET_ACCOUNT['namespace']}:{FLEET_ACCOUNT['name']}"
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    with real_apiserver(tmp_path_factory.mktemp("apiserver")) as running:
+    with real_apiserver(tmp_path_factory.mktemp("apiserver"), users={FLEET_USER: []}) as running:
         yield running
 
 
@@ -196,3 +206,64 @@ def test_a_wrong_configuration_is_refused_in_every_version_and_one_of_others_is_
         installed.create(resource, claim("gpu.nvidia.com"), "other")
     installed.create(resource, claim("other.example.com"), "other")
     assert installed.list(RESOURCE_CLAIMS, "other").items
+
+
+def until(condition, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.05)
+    return value
+
+
+def test_the_fleet_works_with_the_rights_that_its_manifest_gives_it(server, client):
+    client.create(NAMESPACES, {"metadata": {"name": FLEET_ACCOUNT["namespace"]}})
+    for body in FLEET_OBJECTS:
+        group, _, version = body["apiVersion"].rpartition("/")
+        namespaced = "namespace" in body["metadata"]
+        resource = Resource(
+            group, (version,), f"{body['kind'].lower()}s", body["kind"], namespaced=namespaced
+        )
+        client.create(resource, body, body["metadata"].get("namespace"))
+    (deployment,) = [
+        each for each in read_manifests([MANIFESTS / "fleet.yaml"]) if each["kind"] == "Deployment"
+    ]
+    env = {
+        each["name"]: each.get("value")
+        for each in deployment["spec"]["template"]["spec"]["containers"][0]["env"]
+    }
+    fleet = Fleet(
+        FleetSettings(
+            identity="a", namespace=FLEET_ACCOUNT["namespace"], lease=env.get("LEASE") or "dra-fleet",
+            kubeconfig=str(server.kubeconfig_for(FLEET_USER)), collect_seconds=0.2,
+            times=ElectionTimes(lease=2.0, renew=1.5, retry=0.1),
+        ),
+        parts=[lambda client, events: TemplateKeeper(client, events=events, collect_seconds=0.2)],
+    )  # fmt: skip
+    client.create(NAMESPACES, {"metadata": {"name": "users"}})
+    client.create(
+        Resource("", ("v1",), "serviceaccounts", "ServiceAccount", namespaced=True),
+        {"metadata": {"name": "default"}},
+        "users",
+    )
+    plain = {
+        "metadata": {"name": "p"},
+        "spec": {
+            "containers": [{"name": "main", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "0.2"}}}]
+        },
+    }
+    fleet.start()
+    try:
+        client.create(
+            PODS, {"apiVersion": "v1", "kind": "Pod", **rewrite_pod(plain, FractionRules())}, "users"
+        )
+        until(
+            lambda: (
+                [each["metadata"]["name"] for each in client.list(RESOURCE_CLAIM_TEMPLATES, "users").items]
+                == [Ask(20, 100).template_name]
+            )
+        )
+        client.delete(PODS, "p", "users", grace_period_seconds=0)
+        until(lambda: not client.list(RESOURCE_CLAIM_TEMPLATES, "users").items)
+    finally:
+        fleet.stop()

@@ -136,6 +136,23 @@ def test_a_share_is_bytes_and_percent_of_its_card(sharing, consumed, mib, percen
     assert found.limited is not (mib is None and percent is None)
 
 
+@pytest.mark.parametrize(
+    ("sharing", "consumed", "whole"),
+    [
+        ("memory", {"memory": "24Gi"}, True),
+        ("memory", {"memory": "23Gi"}, False),
+        ("4", {"shares": "4", "memory": "0"}, True),
+        ("4", {"shares": "4", "memory": "1Gi"}, False),
+        ("1", {"shares": "1"}, True),
+        # Others may be on the card, with no amount.
+        ("unlimited", {"memory": "24Gi"}, False),
+    ],
+)
+def test_a_share_that_is_the_whole_card_has_nothing_to_be_held_to(sharing, consumed, whole):
+    found = part(sharing, **consumed)
+    assert (found.whole, found.limited) == (whole, not whole)
+
+
 def test_a_share_of_a_partition_is_a_part_of_the_partitions_memory():
     cut = make_gpu(0, mig_profiles=(PROFILE,))
     found = part("4", gpu=cut, device="gpu-0-mig-1g5gb-19-2", shares="1")

@@ -13,9 +13,13 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from dra.api.fractions import FractionRules
 from dra.sim.apiserver import SimApiServer
 from dra.webhook.certificate import Certificate
+from dra.webhook.review import ReviewError, answer, mutate, validate
 from dra.webhook.server import MAX_BODY, WebhookServer
 
 TLS = Path(__file__).parents[2] / "data" / "tls"
@@ -338,3 +342,35 @@ def test_the_api_server_calls_it_refuses_what_it_refuses_and_stores_what_it_rewr
     spec = stored["spec"]["template"]["spec"]
     assert spec["containers"][0]["resources"] == {"claims": [{"name": "gpudra-main"}]}
     assert spec["resourceClaims"][0]["resourceClaimTemplateName"].startswith("gpu-share-20of100-")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+KINDS = st.sampled_from(
+    ["ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "Pod", "Deployment", "CronJob"]
+)
+
+
+@given(
+    kind=KINDS, version=st.sampled_from(["resource.k8s.io/v1", "resource.k8s.io/v1beta1", "v1", "apps/v1"]),
+    metadata=JSON, spec=JSON, parameters=JSON, operation=st.sampled_from(["CREATE", "UPDATE", "DELETE", ""]), old=JSON,
+)  # fmt: skip
+def test_any_object_gets_an_answer(kind, version, metadata, spec, parameters, operation, old):
+    devices = {"config": [{"opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}]}
+    for content in (spec, {"devices": devices}, {"spec": {"devices": devices}}, devices):
+        obj = {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": content}
+        body = json.dumps(review(obj, operation=operation, old=old)).encode()
+        for decide in (validate, lambda request: mutate(request, FractionRules())):
+            response = json.loads(answer(body, decide))["response"]
+            assert response["allowed"] in (True, False)
+
+
+@given(st.binary(max_size=60) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_any_body_is_a_review_or_is_refused_as_none(body):
+    try:
+        answer(body, validate)
+    except ReviewError as error:
+        assert str(error)
