@@ -7,6 +7,7 @@ how a quantity is written, empty fields, the time at which a taint was added.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -163,6 +164,9 @@ def _normal_counters(entry: Mapping[str, Any]) -> Json:
 def _normal_capacity(capacity: Any) -> Any:
     if not isinstance(capacity, (dict, Mapping)):
         return capacity
+    if len(capacity) == 1 and "value" in capacity:
+        amount = _normal_quantity(capacity["value"])
+        return _form_of_amount(amount) if isinstance(amount, int) else {"value": amount}
     form = dict(capacity)
     if "value" in form:
         form["value"] = _normal_quantity(form["value"])
@@ -179,6 +183,15 @@ def _normal_capacity(capacity: Any) -> Any:
             for key, value in policy.items()
         }
     return form
+
+
+@functools.lru_cache(maxsize=1024)
+def _form_of_amount(amount: int) -> Json:
+    """Give the form of an amount and nothing else: the same object each time, which nobody changes.
+
+    A pool of partitions has thousands of these, and two forms of it are kept.
+    """
+    return {"value": amount}
 
 
 def _normal_quantity(value: Any) -> Any:

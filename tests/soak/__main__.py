@@ -11,6 +11,7 @@ import argparse
 import json
 import random
 import shutil
+import statistics
 import sys
 import tempfile
 import time
@@ -27,8 +28,10 @@ from tests.process.harness import DRIVER, RESOURCE_API, DaemonProcess, Node, ref
 from tests.process.invariants import MOST_DESCRIPTORS, MOST_THREADS, Vitals, check_exclusive, check_files
 from tests.soak.world import Held, World
 
-# Steps of a process before its memory counts, and what it may grow by afterwards.
+# Steps of a process before its memory counts, and what it may grow by afterwards: the middle of the last looks beside
+# the highest of the first ones, because each new pool of partitions takes some MiB for a moment.
 WARM_STEPS = 150
+LOOKS = 10
 MOST_GROWTH = 1.05
 BATCH = 20
 
@@ -49,7 +52,7 @@ class Soak:
         self.counts: Counter[str] = Counter()
         self.growth: list[float] = []
         self._steps_of_process = 0
-        self._base: Vitals | None = None
+        self._resident: list[int] = []
         self.daemon: DaemonProcess = self._start()
         self.node.wait_published()
         # How often each happens among a thousand.
@@ -285,7 +288,7 @@ class Soak:
         daemon = self.node.daemon(
             "--mig-mode=dynamic", "--inventory-interval=2", "--http-endpoint=127.0.0.1:0", periods=SOON
         )
-        self._steps_of_process, self._base = 0, None
+        self._steps_of_process, self._resident = 0, []
         wait_until(lambda: daemon.logged("plugin_started"), what="the daemon starts")
         wait_until(lambda: self._is_back(before), what="the daemon is registered")
         return daemon
@@ -339,7 +342,7 @@ class Soak:
             device["name"]
             for each in self.node.slices()
             for device in each["spec"].get("devices") or ()
-            if device.get("taints")
+            if any(taint["effect"] != "None" for taint in device.get("taints") or ())
         }
 
     def _check_log(self) -> None:
@@ -354,14 +357,15 @@ class Soak:
             raise SoakError(f"{vitals}")
         if self._steps_of_process < WARM_STEPS:
             return
-        if self._base is None:
-            self._base = vitals
-        growth = vitals.resident_bytes / self._base.resident_bytes
+        self._resident.append(vitals.resident_bytes)
+        if len(self._resident) < 2 * LOOKS:
+            return
+        base, now = max(self._resident[:LOOKS]), statistics.median(self._resident[-LOOKS:])
+        growth = now / base
         self.growth.append(growth)
         if growth > MOST_GROWTH:
             raise SoakError(
-                f"memory grew from {self._base.resident_bytes >> 20} to {vitals.resident_bytes >> 20} MiB "
-                f"in {self._steps_of_process} steps"
+                f"memory grew from {base / 1e6:.0f} to {now / 1e6:.0f} MB in {self._steps_of_process} steps"
             )
 
 
