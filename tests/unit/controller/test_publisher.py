@@ -364,7 +364,8 @@ class TestFaults:
         until(lambda: publisher.status().failures >= 40)
         assert publisher.stop()
         assert max(clock.waits) <= 2.5
-        assert publisher.status().failures <= 40 + 5
+        # However fast this test's time runs: it waits before each further attempt.
+        assert len(clock.waits) >= publisher.status().failures - 1
 
     @pytest.mark.parametrize("method", ["GET", "POST"])
     @pytest.mark.parametrize(
