@@ -10,27 +10,24 @@ not delay the news of another.
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from dra.errors import DraError, HostError
+from dra.errors import HostError
 from dra.health.book import HealthBook
-from dra.health.hearing import Hearing
-from dra.health.model import Change, Condition, Reading, Scope, XidEvent
+from dra.health.checks import DEADLINE_SECONDS, Answer, Checks
+from dra.health.ears import Ears
+from dra.health.model import Change, Condition, Reading, XidEvent
 from dra.health.outcome import Verdict, plan_verdict
 from dra.health.policy import LOST, HealthPolicy
 from dra.health.state_file import HealthState, load_state, save_state
-from dra.host.kernel_log import KernelLog, KernelXid, seconds_since_boot
+from dra.host.kernel_log import seconds_since_boot
 from dra.inventory.diff import InventoryDiff
 from dra.inventory.model import NODE, Gpu, Inventory
-from dra.nvml.event_watch import EventWatch, WatchedGpu, WatchState
-from dra.nvml.health import read_health
-from dra.nvml.health_facts import NvmlEvent
+from dra.nvml.event_watch import WatchedGpu, WatchState
 from dra.nvml.session import NvmlSession
 from dra.telemetry.log import error_fields, get_logger
 from dra.telemetry.threads import start_thread
@@ -40,8 +37,6 @@ log = get_logger()
 # Between two checks of all GPUs while all are well, and while one is not.
 CHECK_SECONDS = 10.0
 FAST_SECONDS = 2.0
-# A GPU that does not answer a check in this time hangs; with the interval it is known within 30 s.
-CHECK_DEADLINE_SECONDS = 15.0
 # How long an XID waits for what its GPU says about it.
 JUDGE_SECONDS = 1.0
 # XIDs are judged at most this often: a storm is a few batches.
@@ -50,10 +45,6 @@ GAP_SECONDS = 0.25
 RESCAN_SECONDS = 3.0
 # For so long nobody may listen before that is said: a driver is being replaced.
 UNHEARD_SECONDS = 30.0
-# Checks that may be under way at once; each may hang in the driver.
-_MOST_CHECKS = 4
-# XIDs of GPUs that were not seen yet: from before the first look, or of a GPU that is just coming.
-_MOST_UNPLACED = 64
 _GONE = "DRA-GPU-GONE"
 _NOT_LOADED = "DRA-NVML-DRIVER-NOT-LOADED"
 
@@ -108,31 +99,30 @@ class HealthMonitor:
         boot_id: str,
         check_seconds: float = CHECK_SECONDS,
         fast_seconds: float = FAST_SECONDS,
-        deadline_seconds: float = CHECK_DEADLINE_SECONDS,
+        deadline_seconds: float = DEADLINE_SECONDS,
         unheard_seconds: float = UNHEARD_SECONDS,
         rescan_seconds: float = RESCAN_SECONDS,
     ) -> None:
-        self._session, self._ports, self._policy = session, ports, policy
-        self._state_path, self._kernel_log_path, self._boot_id = state_path, kernel_log_path, boot_id
+        self._ports, self._policy = ports, policy
+        self._state_path, self._boot_id = state_path, boot_id
         self._check_seconds, self._fast_seconds = check_seconds, fast_seconds
-        self._deadline_seconds = deadline_seconds
         self._unheard_seconds, self._rescan_seconds = unheard_seconds, rescan_seconds
         self._book = HealthBook(policy, wall=time.time, clock=time.monotonic)
-        self._watch = EventWatch(
-            session, gpus=self._watched, told=self._nvml_told, changed=self._watch_changed
+        self._ears = Ears(
+            session,
+            kernel_log_path=kernel_log_path,
+            inventory=ports.inventory,
+            watched=self._watched,
+            heard=self._heard,
         )
-        self._log: KernelLog | None = None
+        self._checks = Checks(session, self._answered, deadline_seconds=deadline_seconds)
         self._thread: threading.Thread | None = None
         self._stopping = False
         # Guards what other threads leave here.
         self._news = threading.Condition()
-        self._hearing = Hearing()
-        self._unplaced: deque[KernelXid] = deque(maxlen=_MOST_UNPLACED)
-        self._readings: list[tuple[str, Reading, float]] = []
+        self._readings: list[Answer] = []
         self._look = True
         self._inventory_is_new = True
-        self._running: set[str] = set()
-        self._checks = 0
         # One verdict at a time; taken before `_news`.
         self._telling = threading.Lock()
         self._said: Verdict | None = None
@@ -154,28 +144,19 @@ class HealthMonitor:
         same_boot = state.boot_id == self._boot_id
         self._book.restore(state.conditions, same_boot=same_boot)
         self._saved = self._book.conditions
-        self._log = KernelLog(
-            self._kernel_log_path,
-            self._kernel_told,
-            after=_heard_until(state, same_boot=same_boot),
-            changed=self._wake,
-        )
         if self._saved:
             log.info("health_restored", conditions=len(self._saved), same_boot=same_boot)
         thread = threading.Thread(target=self._run, name="health", daemon=True)
         start_thread(thread)
         self._thread = thread
-        self._log.start()
-        self._watch.start()
+        self._ears.start(after=_heard_until(state, same_boot=same_boot))
 
     def stop(self, *, timeout_seconds: float = 2.0) -> None:
         """Stop watching; what is held against the GPUs stays written down."""
         with self._news:
             self._stopping = True
             self._news.notify_all()
-        self._watch.stop(timeout_seconds=timeout_seconds)
-        if self._log is not None:
-            self._log.stop(timeout_seconds=timeout_seconds)
+        self._ears.stop(timeout_seconds=timeout_seconds)
         if self._thread is not None:
             self._thread.join(timeout_seconds)
 
@@ -186,7 +167,7 @@ class HealthMonitor:
         afterwards is never published without its taints.
         """
         self._tell(inventory, ())
-        self._place(inventory)
+        self._ears.place(inventory)
         with self._news:
             self._inventory_is_new = True
             self._look = True
@@ -194,8 +175,8 @@ class HealthMonitor:
 
     def resume(self) -> None:
         """Watch again at once: NVML may be used again."""
-        self._watch.wake()
-        self._check_soon()
+        self._ears.wake()
+        self._heard(True)
 
     def snapshot(self) -> HealthSnapshot:
         """Give what is known now. From any thread."""
@@ -203,56 +184,21 @@ class HealthMonitor:
             return HealthSnapshot(
                 self._book.conditions,
                 dict(self._book.xid_counts),
-                self._watch.state,
-                "not started" if self._log is None else self._log.why,
+                self._ears.watch,
+                self._ears.deaf_to_log,
             )
 
     # -- notes from other threads ------------------------------------------------------------------
 
-    def _wake(self) -> None:
+    def _heard(self, look: bool) -> None:
         with self._news:
+            self._look = self._look or look
             self._news.notify_all()
 
-    def _check_soon(self) -> None:
+    def _answered(self, answers: list[Answer]) -> None:
         with self._news:
-            self._look = True
+            self._readings += answers
             self._news.notify_all()
-
-    def _watch_changed(self, _state: WatchState) -> None:
-        self._check_soon()
-
-    def _nvml_told(self, events: tuple[NvmlEvent, ...]) -> None:
-        with self._news:
-            for event in events:
-                if event.xid is None:
-                    # An ECC error or a new recovery action: the check finds what it is.
-                    self._look = True
-                    continue
-                scope = Scope(event.gpu_uuid, event.gi, event.ci)
-                self._hear(XidEvent(scope, event.xid, "nvml"))
-            self._news.notify_all()
-
-    def _kernel_told(self, found: KernelXid) -> None:
-        with self._news:
-            self._unplaced.append(found)
-        self._place(self._ports.inventory())
-
-    def _place(self, inventory: Inventory) -> None:
-        """Find the GPUs of XIDs that the kernel told by address; those of GPUs not seen yet wait for a while."""
-        gpus = {gpu.pci_address: gpu.uuid for gpu in inventory.gpus}
-        with self._news:
-            waiting, self._unplaced = self._unplaced, deque(maxlen=_MOST_UNPLACED)
-            for found in waiting:
-                uuid = gpus.get(found.address)
-                if uuid is None:
-                    self._unplaced.append(found)
-                else:
-                    self._hear(XidEvent(Scope(uuid, found.gi, found.ci), found.xid, "kernel log"))
-            self._news.notify_all()
-
-    def _hear(self, event: XidEvent) -> None:
-        if self._hearing.hear(event, now=time.monotonic()):
-            log.debug("xid_heard", gpu_uuid=event.scope.gpu, xid=event.xid, source=event.source)
 
     def _watched(self) -> tuple[WatchedGpu, ...]:
         return tuple(
@@ -295,14 +241,14 @@ class HealthMonitor:
             self._stopping
             or bool(self._readings)
             or self._inventory_is_new
-            or (self._look and not self._running)
-            or (self._hearing.waiting and now >= self._next_batch)
+            or (self._look and not self._checks.all_asked)
+            or (self._ears.waiting and now >= self._next_batch)
         )
 
     def _seconds_left(self) -> float:
         now = time.monotonic()
         times = [self._next_check, *(until for _, _, until in self._waiting)]
-        if self._hearing.waiting:
+        if self._ears.waiting:
             times.append(self._next_batch)
         if self._wants_rescan():
             times.append(self._next_rescan)
@@ -311,10 +257,10 @@ class HealthMonitor:
     def _step(self) -> None:
         now = time.monotonic()
         with self._news:
-            heard = self._hearing.take() if now >= self._next_batch else []
+            heard = self._ears.take() if now >= self._next_batch else []
             readings, self._readings = self._readings, []
             new_inventory, self._inventory_is_new = self._inventory_is_new, False
-            look = (self._look or now >= self._next_check) and not self._running
+            look = (self._look or now >= self._next_check) and not self._checks.all_asked
             if look:
                 self._look = False
         inventory = self._ports.inventory()
@@ -343,7 +289,7 @@ class HealthMonitor:
         for event, count in heard:
             self._waiting.append((event, count, now + JUDGE_SECONDS))
         asked = [known[uuid] for uuid in dict.fromkeys(each.scope.gpu for each, _ in heard) if uuid in known]
-        if not asked or not self._start_check(asked, fabric=False):
+        if not asked or not self._checks.start(asked):
             for entry in self._waiting:
                 self._judge(entry[0], entry[1], None)
             self._waiting.clear()
@@ -366,65 +312,11 @@ class HealthMonitor:
                 self._take_reading(gpu.uuid, gone, time.monotonic(), inventory)
             else:
                 gpus.append(gpu)
-        if gpus and not self._start_check(gpus, fabric=True, all_gpus=True):
+        if gpus and not self._checks.start(gpus, all_gpus=True):
             self._next_check = time.monotonic() + self._fast_seconds
             return
         unsettled = self._book.unsettled
         self._next_check = time.monotonic() + (self._fast_seconds if unsettled else self._check_seconds)
-
-    def _start_check(self, gpus: list[Gpu], *, fabric: bool, all_gpus: bool = False) -> bool:
-        """Ask GPUs, beside this thread; whether that could be started."""
-        with self._news:
-            if self._checks >= _MOST_CHECKS:
-                return False
-            self._checks += 1
-            if all_gpus:
-                self._running.add("all")
-        thread = threading.Thread(
-            target=self._check, args=(gpus, fabric, all_gpus), name="health-check", daemon=True
-        )
-        try:
-            start_thread(thread)
-        except HostError as error:
-            log.warning("health_check_not_started", **error_fields(error))
-            with self._news:
-                self._end_check(all_gpus=all_gpus)
-            return False
-        return True
-
-    def _check(self, gpus: list[Gpu], fabric: bool, all_gpus: bool) -> None:
-        began = time.monotonic()
-        readings: list[tuple[str, Reading, float]] = []
-        calls = {
-            # A GPU in MIG mode takes no part in the fabric.
-            str(gpu.pci_address): functools.partial(
-                read_health, address=gpu.pci_address, fabric=fabric and not gpu.mig_enabled
-            )
-            for gpu in gpus
-        }
-        try:
-            results = self._session.run_each(calls, deadline_seconds=self._deadline_seconds)
-        except DraError as error:
-            log.debug("health_check_failed", **error_fields(error))
-            readings = [(gpu.uuid, Reading(error=error.code, message=error.message), began) for gpu in gpus]
-        except Exception as error:  # marked border: an answer always comes
-            log.exception("health_check_bug")
-            readings = [(gpu.uuid, Reading(error="DRA-BUG", message=repr(error)), began) for gpu in gpus]
-        else:
-            for gpu in gpus:
-                result = results[str(gpu.pci_address)]
-                if isinstance(result, DraError):
-                    result = Reading(error=result.code, message=result.message)
-                readings.append((gpu.uuid, result, began))
-        with self._news:
-            self._readings += readings
-            self._end_check(all_gpus=all_gpus)
-            self._news.notify_all()
-
-    def _end_check(self, *, all_gpus: bool) -> None:
-        self._checks -= 1
-        if all_gpus:
-            self._running.discard("all")
 
     def _take_reading(self, gpu: str, reading: Reading, began: float, inventory: Inventory) -> None:
         for entry in self._waiting[:]:
@@ -468,8 +360,7 @@ class HealthMonitor:
 
     def _note_unmonitored(self, inventory: Inventory, now: float) -> None:
         """Say which GPUs nobody listens to: no event set, and no kernel log either."""
-        deaf = self._log is not None and bool(self._log.why)
-        state = self._watch.state
+        deaf, state = bool(self._ears.deaf_to_log), self._ears.watch
         if not deaf or not inventory.gpus or len(state.registered) >= len(inventory.gpus):
             self._unheard_since = None
         elif self._unheard_since is None:

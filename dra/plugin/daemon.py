@@ -200,6 +200,7 @@ class Daemon:
             held=self._devices_in_use,
             records=self.engine.store.records,
             events=self.events,
+            speaks=lambda: self.publisher.status().state != "waiting",
         )
 
     def _claim_status(self) -> ClaimStatusWriter:

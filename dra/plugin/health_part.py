@@ -35,6 +35,7 @@ class HealthPart:
         held: names of the devices that claims hold.
         records: what is prepared on this node.
         events: writes Events.
+        speaks: whether this instance writes them; of two of a rolling update only one does.
     """
 
     def __init__(
@@ -50,9 +51,10 @@ class HealthPart:
         held: Callable[[], Collection[str]],
         records: Callable[[], Iterable[Record]],
         events: EventRecorder,
+        speaks: Callable[[], bool] = lambda: True,
     ) -> None:
         self._pool, self._inventory, self._records, self._events = pool, inventory, records, events
-        self._node_name = settings.node_name
+        self._node_name, self._speaks = settings.node_name, speaks
         self.monitor = HealthMonitor(
             session,
             HealthPorts(inventory=inventory, held=held, rescan=rescan, told=self._told),
@@ -72,8 +74,9 @@ class HealthPart:
             unhealthy=verdict.unhealthy,
             unknown=verdict.unknown,
         )
-        for change in changes:
-            self._say(change)
+        if self._speaks():
+            for change in changes:
+                self._say(change)
 
     def _say(self, change: Change) -> None:
         """Write Events on the node, on the claims that hold the device, and on their pods."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from dra.api.claim import ClaimRef
+from dra.api.claim import ClaimRef, Consumer
 from dra.errors import DraError
 from dra.inventory.model import Gpu, Inventory
 from dra.inventory.names import MigName, parse_device_name
@@ -58,10 +58,20 @@ class ClaimEvents:
             log.warning("claim_notice", reason=notice.reason, message=notice.message)
             return
         self._emit(notice.ref, notice.reason, notice.message, warning=notice.warning)
+        for consumer in notice.consumers:
+            if consumer.resource == "pods":
+                self._emit_pod(notice, consumer, namespace=notice.ref.namespace)
 
     def failed(self, verb: str, ref: ClaimRef, error: DraError) -> None:
         """Write an Event about a failed prepare or unprepare call."""
         self._emit(ref, f"{verb.capitalize()}Failed", str(error), warning=True)
+
+    def _emit_pod(self, notice: Notice, pod: Consumer, *, namespace: str) -> None:
+        from dra.kube.events import ObjectReference
+
+        about = ObjectReference("v1", "Pod", pod.name, pod.uid, namespace)
+        text = f"claim {notice.ref}: {notice.message}"
+        self._events.emit(about, "Warning" if notice.warning else "Normal", notice.reason, text)
 
     def _emit(self, ref: ClaimRef, reason: str, message: str, *, warning: bool) -> None:
         from dra.kube.events import ObjectReference

@@ -180,6 +180,12 @@ class Engine:
                 return False
             self._bring_about(ref, view, inventory, expected)
         self._log.warning("cdi_spec_restored", claim=str(ref), claim_uid=ref.uid)
+        self._ports.notify(
+            Notice(
+                ref, "CdiSpecRestored", "its CDI file was gone and was written again; containers that start find it",
+                consumers=expected.consumers,
+            )
+        )  # fmt: skip
         return True
 
     def release_partitions(self, claimed: Collection[str], *, wait_seconds: float = 0.5) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dra.api.claim import ClaimRef
+from dra.api.claim import ClaimRef, Consumer
 from dra.cdi.model import Mount
 from dra.errors import ClaimError, DraError, KubeError
 from dra.inventory.model import Inventory
@@ -59,12 +59,16 @@ class CdiTarget:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that the owner of a claim should read in an Event. `ref` is None where the claim is not known."""
+    """Something that the owner of a claim should read in an Event. `ref` is None where the claim is not known.
+
+    The pods among the `consumers` are told too.
+    """
 
     ref: ClaimRef | None
     reason: str
     message: str
     warning: bool = True
+    consumers: tuple[Consumer, ...] = ()
 
 
 def says_gone(error: KubeError) -> bool:

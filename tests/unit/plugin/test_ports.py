@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dra.api.claim import AllocatedDevice, ClaimRef
+from dra.api.claim import AllocatedDevice, ClaimRef, Consumer
 from dra.errors import DeviceError, StackError
 from dra.inventory.model import Gpu, Inventory
 from dra.plugin.ports import ClaimEvents, GpuUsers
@@ -110,6 +110,16 @@ def test_a_notice_without_a_claim_is_no_event():
     ClaimEvents(recorder).notify(Notice(None, "ClaimRecordLost", "text"))
     ClaimEvents(recorder).notify(Notice(REF, "StaleClaimReleased", "text", warning=False))
     assert [entry[4:] for entry in recorder.said] == [("Normal", "StaleClaimReleased", "text")]
+
+
+def test_the_pods_of_a_claim_read_a_notice_too():
+    recorder = Recorder()
+    consumers = (Consumer("pods", "trainer", "uid-p"), Consumer("podgroups", "g", "uid-g"))
+    ClaimEvents(recorder).notify(Notice(REF, "CdiSpecRestored", "text", consumers=consumers))
+    assert [entry[:4] for entry in recorder.said] == [
+        ("ResourceClaim", "ns", "c", "uid-c"), ("Pod", "ns", "trainer", "uid-p"),
+    ]  # fmt: skip
+    assert recorder.said[1][4:] == ("Warning", "CdiSpecRestored", "claim ns/c: text")
 
 
 def test_the_crash_point_kills_the_process_at_its_count_and_not_before():
