@@ -178,6 +178,11 @@ class PolicyKeeper:
         """What holds now; before the first step, what held when the last instance ended."""
         return self._settings
 
+    @property
+    def has_state(self) -> bool:
+        """Whether something holds that the flags do not say."""
+        return bool(self._applied.settings or self._applied.changing)
+
     def start(self) -> None:
         """Begin. Raises HostError: DRA-HOST-NO-THREADS."""
         thread = threading.Thread(target=self._run, name="policy", daemon=True)

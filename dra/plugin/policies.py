@@ -66,6 +66,7 @@ class Policies:
         self._engine, self._pool = engine, pool
         self._changed = changed
         self._enabled = settings.follow_policies
+        self._begun = False
         state_dir = engine.settings.state_dir
         self.reporter = PolicyReporter(client, events, settings.node_name, enabled=lambda: self.watch.served)
         self.keeper = PolicyKeeper(
@@ -109,9 +110,16 @@ class Policies:
         if not self._enabled:
             return
         self._publish(self.keeper.settings)
-        self.keeper.start()
-        self.reporter.start()
+        if self.keeper.has_state:
+            self._begin()
         self.watch.start()
+
+    def _begin(self) -> None:
+        """Start what works only where there are policies, or were: most clusters have none, and spare the threads."""
+        if not self._begun:
+            self._begun = True
+            self.keeper.start()
+            self.reporter.start()
 
     def stop(self) -> None:
         """End."""
@@ -129,6 +137,8 @@ class Policies:
         metadata = [body.get("metadata") or {} for body in listed]
         self.reporter.policies_are({str(each.get("name")): str(each.get("uid")) for each in metadata})
         self.keeper.policies_are(listed)
+        if self.watch.served:
+            self._begin()
 
     def _node_is(self, node: Mapping[str, Any]) -> None:
         self.reporter.node_is(node)

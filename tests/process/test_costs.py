@@ -9,9 +9,9 @@ import pytest
 from tests.process.harness import DRIVER, RESOURCE_API, Node, ref_of
 from tests.process.invariants import Vitals
 
-# Twenty-four of its own (four watch the GPUs and the claims' status) and of gRPC's; a pool's thread goes after ten idle
+# Twenty-five of its own (four watch the GPUs and the claims' status, one asks for policies) and of gRPC's; a pool's thread goes after ten idle
 # seconds.
-MOST_THREADS_AFTER_ONE_CLAIM_AT_A_TIME = 28
+MOST_THREADS_AFTER_ONE_CLAIM_AT_A_TIME = 31
 
 
 @pytest.fixture(scope="module")
