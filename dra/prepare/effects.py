@@ -33,7 +33,8 @@ class Effect(Protocol):
     `shared_resource` names what several claims have in common (`time-slice gpu-0`): only the last claim whose
     journal has an effect of the same kind on it undoes it. None for what belongs to one claim.
 
-    An effect may also have `outcome`: what came of `apply` and `undo` must know (see `outcome_of`).
+    An effect may also have `outcome`: what came of `apply` and `undo` must know (see `outcome_of`); with
+    `knows_outcome` it is known before, is written down with the effect, and applying it again does not change it.
     """
 
     kind: ClassVar[str]
@@ -103,7 +104,13 @@ class EffectCatalog:
 
 def journal_entry(effect: Effect) -> JournalEntry:
     """Give the entry with which an effect begins."""
-    return JournalEntry(effect.kind, dict(effect.args()))
+    outcome = outcome_of(effect) if knows_outcome(effect) else {}
+    return JournalEntry(effect.kind, dict(effect.args()), outcome=dict(outcome))
+
+
+def knows_outcome(effect: Effect) -> bool:
+    """Whether an effect knows its outcome before it is applied."""
+    return bool(getattr(effect, "knows_outcome", False))
 
 
 def outcome_of(effect: Effect) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from dra.errors import DraError
 from dra.prepare import steps
-from dra.prepare.effects import Effect, EffectCatalog, WriteCdi, journal_entry, outcome_of
+from dra.prepare.effects import Effect, EffectCatalog, WriteCdi, journal_entry, knows_outcome, outcome_of
 from dra.prepare.model import Step
 from dra.prepare.record import JournalEntry, Record
 from dra.prepare.store import RecordStore
@@ -112,7 +112,7 @@ class Journal:
         Should this process die before it can write down what came of this one, the record must say that it is not
         known, not name something that is gone.
         """
-        if work.record.journal[index].outcome and not effect.verify():
+        if work.record.journal[index].outcome and not knows_outcome(effect) and not effect.verify():
             self._note(work, index, {})
         try:
             effect.apply()

@@ -40,7 +40,7 @@ class ComputeMode:
         modes: the hardware.
         gpu_uuid: the GPU.
         mode: what is wanted.
-        before: what it had before any claim wanted something; None: found out when it is applied.
+        before: what it had before any claim wanted something.
         tell: hears where the GPU has no such modes.
     """
 
@@ -48,6 +48,8 @@ class ComputeMode:
     ends_with_boot: ClassVar[bool] = True
     # Lost in a power failure it is gone with the hardware's state.
     needs_durable_journal: ClassVar[bool] = False
+    # Written down before the mode is set: whatever happens then, it can be given back.
+    knows_outcome: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class ComputeMode:
         gpu_uuid: str,
         mode: ComputeModeName,
         *,
-        before: ComputeModeName | None = None,
+        before: ComputeModeName = "DEFAULT",
         tell: Tell = tell_nobody,
     ) -> None:
         self._modes, self._gpu_uuid, self._mode = modes, gpu_uuid, mode
@@ -76,7 +78,7 @@ class ComputeMode:
     @property
     def outcome(self) -> Mapping[str, Any]:
         """What the GPU had before."""
-        return {} if self._before is None else {"before": self._before}
+        return {"before": self._before}
 
     def args(self) -> Mapping[str, Any]:
         """Give GPU and mode."""
@@ -85,15 +87,11 @@ class ComputeMode:
     def apply(self) -> None:
         """Set it. Raises DraError; a GPU without compute modes is told of and left as it is."""
         try:
-            found = self._modes.get(self._gpu_uuid)
-            if self._before is None:
-                self._before = found
-            if found != self._mode:
+            if self._modes.get(self._gpu_uuid) != self._mode:
                 self._modes.set(self._gpu_uuid, self._mode)
         except DraError as error:
             if error.code != NOT_SUPPORTED:
                 raise
-            self._before = self._before or "DEFAULT"
             self._tell(
                 "ComputeModeNotSupported",
                 f"GPU {self._gpu_uuid} has no compute modes: {self._mode} was not set, sharing works without it",
@@ -102,7 +100,7 @@ class ComputeMode:
     def verify(self) -> bool:
         """Whether the GPU has it; one without compute modes counts as if it had. Raises DraError."""
         try:
-            return self._before is not None and self._modes.get(self._gpu_uuid) == self._mode
+            return self._modes.get(self._gpu_uuid) == self._mode
         except DraError as error:
             if error.code != NOT_SUPPORTED:
                 raise
@@ -111,9 +109,8 @@ class ComputeMode:
     def undo(self) -> None:
         """Give the mode back. Raises DraError, not where GPU or driver are gone."""
         try:
-            wanted = self._before or "DEFAULT"
-            if self._modes.get(self._gpu_uuid) != wanted:
-                self._modes.set(self._gpu_uuid, wanted)
+            if self._modes.get(self._gpu_uuid) != self._before:
+                self._modes.set(self._gpu_uuid, self._before)
         except DraError as error:
             if error.code not in GONE and error.code != NOT_SUPPORTED:
                 raise
@@ -126,6 +123,7 @@ def plan_compute_mode(
 
     Raises:
         DeviceError: DRA-SHARING-CONFLICT: another claim has the GPU in another mode; retryable.
+        DraError: the GPU does not say what it has now.
     """
     for other in context.others(KIND):
         if other.entry.args.get("gpu") == gpu.uuid and other.entry.args.get("mode") != mode:
@@ -134,13 +132,26 @@ def plan_compute_mode(
                 f"with {other.entry.args.get('mode')}",
                 gpu=gpu.uuid,
             )
-    before: ComputeModeName | None = None
-    for each in context.of(KIND):
-        if each.entry.args.get("gpu") == gpu.uuid:
-            # Without outcome: a process died between setting it and writing down what was there.
-            before = _mode(each.entry.outcome.get("before", "DEFAULT"))
-            break
+    before = next(
+        (
+            _mode(each.entry.outcome.get("before", "DEFAULT"))
+            for each in context.of(KIND)
+            if each.entry.args.get("gpu") == gpu.uuid
+        ),
+        None,
+    )
+    if before is None:
+        before = _now(modes, gpu.uuid)
     return ComputeMode(modes, gpu.uuid, mode, before=before, tell=tell)
+
+
+def _now(modes: ComputeModes, gpu_uuid: str) -> ComputeModeName:
+    try:
+        return modes.get(gpu_uuid)
+    except DraError as error:
+        if error.code != NOT_SUPPORTED:
+            raise
+        return "DEFAULT"
 
 
 def _mode(text: object) -> ComputeModeName:
