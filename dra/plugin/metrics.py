@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dra.health.monitor import HealthSnapshot
     from dra.inventory.sampling import Sampler
     from dra.plugin.daemon import Daemon
+    from dra.plugin.readiness import Readiness
     from dra.prepare.allocations import Allocation
     from dra.prepare.store import RecordStore
     from dra.telemetry.http import HttpServer, Request, Response
@@ -109,14 +110,12 @@ def pool_samples(status: PublisherStatus) -> Iterator[Samples]:
     yield samples_of(f.POOL_PUBLISHED, [((), status.last_success)])
 
 
-def node_samples(
-    inventory: Inventory, *, node: str, driver: str, missing: Mapping[str, str]
-) -> Iterator[Samples]:
+def node_samples(inventory: Inventory, readiness: Readiness, *, node: str, driver: str) -> Iterator[Samples]:
     """Give versions, readiness and what could not be read."""
     cuda = "{}.{}".format(*inventory.cuda_version) if inventory.cuda_version else ""
     yield samples_of(f.NODE_INFO, [((node, driver, __version__, inventory.driver_version, cuda), 1)])
-    parts = {**dict.fromkeys(("registered", "sockets", "pool"), 1.0), **dict.fromkeys(missing, 0.0)}
-    yield samples_of(f.NODE_READY, [((part,), value) for part, value in parts.items()])
+    missing = readiness.missing()
+    yield samples_of(f.NODE_READY, [((part,), float(part not in missing)) for part in readiness.names])
     codes = Tally(problem.code for problem in inventory.problems)
     yield samples_of(f.NODE_PROBLEMS, [((code,), count) for code, count in codes.items()])
 
@@ -316,7 +315,7 @@ def metrics_of(daemon: Daemon) -> MetricsEndpoint:
     registry.add(
         *daemon.calls.recorders,
         lambda: pool_samples(daemon.publisher.status()),
-        lambda: node_samples(daemon.inventory.current, missing=daemon.readiness.missing(), **names),
+        lambda: node_samples(daemon.inventory.current, daemon.readiness, **names),
         DeviceCollector(
             sampler,
             held,

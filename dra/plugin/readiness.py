@@ -30,6 +30,12 @@ class Readiness:
         with self._lock:
             self._questions[name] = question
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all conditions, in order."""
+        with self._lock:
+            return tuple(sorted({*self._facts, *self._questions}))
+
     def missing(self) -> Mapping[str, str]:
         """Give what is missing, by condition; empty when ready."""
         with self._lock:
