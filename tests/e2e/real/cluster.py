@@ -193,7 +193,17 @@ class Cluster:
 
     def apply_example(self, name: str) -> None:
         """Apply one of the repository's examples, unchanged."""
-        self.kubectl("apply", "-f", str(EXAMPLES / f"{name}.yaml"))
+        path = str(EXAMPLES / f"{name}.yaml")
+        said = ""
+
+        def applied() -> bool:
+            nonlocal said
+            said = self.kubectl("apply", "-f", path, check=False)
+            # A new namespace has no service account yet, and the API server waits a second for it.
+            return 'serviceaccount "default" not found' not in said
+
+        wait_until(applied, seconds=30, what="the namespace has its service account", every=0.5)
+        assert "Error" not in said, said
 
     def namespace(self, **labels: str) -> str:
         """Make a namespace for a test."""

@@ -75,6 +75,8 @@ def adapted_manifest(on: Cluster, kind: str) -> dict[str, Any]:
         "CDI_ROOT": str(on.node.cdi),
         "NVIDIA_DRIVER_ROOT": str(root),
         "LOG_LEVEL": "debug",
+        # The machine's own /dev is no test's to change.
+        "DEV_CHAR_LINKS": "true" if kind == SIMULATED else "false",
         **({"DRA_SIMULATE": "dgx-h100"} if kind == SIMULATED else {}),
         **{name: value for name, value in os.environ.items() if name.startswith("MOCK_")},
     }
@@ -95,7 +97,7 @@ def is_ready(pod: dict[str, Any]) -> bool:
 
 def words_of(on: Cluster) -> str:
     """What the pods of the DaemonSet say, for errors."""
-    said = [on.kubectl("logs", "-n", PLUGIN_NAMESPACE, f"daemonset/{NAME}", "--tail=20", check=False)]
+    said = [on.kubectl("logs", "-n", PLUGIN_NAMESPACE, f"daemonset/{NAME}", "--tail=60", check=False)]
     for pod in plugin_pods(on):
         said += on.messages(PLUGIN_NAMESPACE, pod["metadata"]["name"])
     return "\n".join(said)
