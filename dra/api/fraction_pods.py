@@ -26,7 +26,7 @@ from dra.api.fractions import (
     memory_mib,
     quantity_of,
 )
-from dra.errors import ClaimError, ValueFormatError
+from dra.errors import ClaimError
 from dra.values import Quantity
 
 Json = dict[str, Any]
@@ -158,7 +158,8 @@ def _take(place: Place, rules: FractionRules, where: str) -> tuple[Ask | None, b
     if not isinstance(resources, dict):
         return None, False
     at = f"{where}.{place.path}.resources"
-    gpu = _amount(resources, rules.gpu, at)
+    # Of whole GPUs the API server is the judge.
+    gpu = _amount(resources, rules.gpu, at, lenient=True)
     memory = _amount(resources, rules.memory, at)
     fraction = gpu is not None and not gpu[1].is_integer
     if not fraction and (memory is None or memory[1].nano == 0):
@@ -169,7 +170,7 @@ def _take(place: Place, rules: FractionRules, where: str) -> tuple[Ask | None, b
         shares = rules.shares_of(gpu[1]) if fraction else 0
         _remove(resources, gpu[0])
     if memory is not None:
-        mib = _mib(memory, resources, at)
+        mib = _mib(memory, at)
         _remove(resources, memory[0])
     return Ask(shares, rules.shares_per_card if shares else 0, mib), False
 
@@ -185,24 +186,22 @@ def _check_gpu(gpu: tuple[str, Quantity], at: str, *, alone: bool) -> None:
         )
 
 
-def _mib(memory: tuple[str, Quantity], resources: Mapping[str, Any], at: str) -> int:
+def _mib(memory: tuple[str, Quantity], at: str) -> int:
     name, amount = memory
-    text = str(_object(resources.get("limits")).get(name))
-    try:
-        mib = memory_mib(text)
-    except ValueFormatError:
-        mib = 0
-    if amount.nano < 0 or not 0 < mib < 1 << 30:
+    mib = memory_mib(amount)
+    if not 0 < mib < 1 << 24:
         raise ClaimError(
             "DRA-FRACTION-MEMORY",
-            f"{at}.limits[{name}] is {text[:40]}, which is no amount of GPU memory",
+            f"{at}.limits[{name}] is {amount}, which is no amount of GPU memory",
             remedy="Write MiB as a whole number, or an amount with its suffix, such as 4Gi.",
             field=f"{at}.limits[{name}]",
         )
     return mib
 
 
-def _amount(resources: Json, names: frozenset[str], at: str) -> tuple[str, Quantity] | None:
+def _amount(
+    resources: Json, names: frozenset[str], at: str, *, lenient: bool = False
+) -> tuple[str, Quantity] | None:
     """Give (name, amount) of the one resource among `names` that is asked for; limits and requests must agree.
 
     Source: the API server's rules for extended resources: requests need limits, and equal them.
@@ -226,7 +225,7 @@ def _amount(resources: Json, names: frozenset[str], at: str) -> tuple[str, Quant
     if written is None:
         return None  # The API server says what is wrong with it.
     wrong = limit is None or (name in requests and request != limit)
-    if wrong and not (written.is_integer and name.endswith("/gpu")):
+    if wrong and not (lenient and written.is_integer):
         raise ClaimError(
             "DRA-FRACTION-LIMITS",
             f"{at}: {name} must stand in limits, and in requests with the same value or not at all",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +30,8 @@ GPU_CLASS = "gpu.nvidia.com"
 SHARES_PER_CARD = 100
 MIB = 1 << 20
 _NANO = 10**9
+# A plain number below is MiB; no GPU has a terabyte.
+_MOST_MIB = 1_000_000
 _PREFIX = "gpu-share"
 _AT = f"device.attributes['{GROUP}']"
 
@@ -138,15 +139,16 @@ class FractionRules:
         return -(-amount.nano * self.shares_per_card // _NANO)
 
 
-def memory_mib(text: str) -> int:
-    """Give an amount of memory in MiB, rounded up: `3000` is so many MiB, `4Gi` what it says.
+def memory_mib(amount: Quantity) -> int:
+    """Give an amount of memory in MiB, rounded up; 0 for what is none.
 
-    Raises:
-        ValueFormatError: DRA-QUANTITY.
+    `4Gi` is what it says. A plain number counts MiB, up to a million; the API server writes 3000 as `3k` before anybody
+    sees it, so that the two are the same. Larger ones (`4G`) are bytes.
     """
-    amount = Quantity.parse(text)
-    if re.fullmatch(r"\+?[0-9]+", text, re.ASCII):
-        return amount.value
+    if amount.nano <= 0:
+        return 0
+    if amount.format != "binary" and amount.nano < _MOST_MIB * _NANO:
+        return amount.value if amount.is_integer else 0
     return -(-amount.nano // (MIB * _NANO))
 
 

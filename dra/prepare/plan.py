@@ -107,14 +107,16 @@ def plan_prepare(
     made = {effect.device: effect for effect in effects if isinstance(effect, CreateMig)}
     context = sharing or SharingContext(view.ref)
     groups = _groups(view.results, found, configs, made=made)
+    # Who asks for a daemon of his own, on a share that is a whole card, has that one.
+    served = {id(result) for group in groups if group.config.strategy == "MPS" for result in group.results}
     parts = [
         _shared_device(result, each, made)
         for result, each in zip(view.results, found, strict=True)
-        if result.share_id is not None and not result.admin_access
+        if result.share_id is not None and not result.admin_access and id(result) not in served
     ]
     shared = merge_plans(
         (
-            *(_plan_group(group, strategies, context) for group in groups),
+            *(_plan_group(group, strategies, context, settings) for group in groups),
             shares(parts, context, settings, holder=holder),
         )
     )
@@ -177,10 +179,13 @@ def _shared_device(result: AllocatedDevice, found: Found, made: Mapping[str, Cre
 
 
 def _plan_group(
-    group: ConfigGroup, strategies: Mapping[str, StrategyPlanner], context: SharingContext
+    group: ConfigGroup,
+    strategies: Mapping[str, StrategyPlanner],
+    context: SharingContext,
+    settings: NodeSettings,
 ) -> SharingPlan:
     strategy = group.config.strategy
-    check_strategy(group)
+    check_strategy(group, settings)
     if strategy is None or (strategy == "TimeSlicing" and group.config.kind == KIND_OF_TYPE["mig"]):
         # The hardware has no time-slice of a partition's own; NVIDIA's driver accepts it and does nothing.
         return SharingPlan()

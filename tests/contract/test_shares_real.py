@@ -166,6 +166,15 @@ def test_a_fraction_is_taken_in_every_workload_of_an_opted_in_namespace_and_refu
     assert pod_of(kind, installed.create(WORKLOADS[kind], labelled, "other"))["resourceClaims"]
 
 
+@pytest.mark.parametrize(("value", "mib"), [("3000", 3000), ("4Gi", 4096), (2500, 2500)])
+def test_an_amount_of_memory_is_what_was_written(installed, value, mib):
+    body = workload("Deployment")
+    body["metadata"] = {"generateName": "memory-"}
+    body["spec"]["template"]["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpumem": value}}
+    found = pod_of("Deployment", installed.create(APPS["Deployment"], body, "team"))
+    assert found["resourceClaims"][0]["resourceClaimTemplateName"] == Ask(memory_mib=mib).template_name
+
+
 def test_an_update_by_apply_changes_the_amount_and_a_whole_number_takes_the_claim_away(installed):
     def applied(value):
         body = {"apiVersion": "apps/v1", **workload("Deployment", value)}

@@ -241,6 +241,24 @@ def test_a_deployment_with_a_fraction_gets_its_pods_and_leaves_no_template_behin
         )
 
 
+def test_on_a_card_that_is_shared_by_memory_a_whole_card_is_all_of_its_memory(root, webhook):
+    with Cluster(root, webhook, sharing="memory", nodes=[("n", "t4-x1")]) as cluster:
+        cluster.namespace("team")
+        cluster.pod("team", "small", {"nvidia.com/gpumem": "3000"})
+        (small,) = cluster.running(1)
+        assert cluster.view(small).env["GPUDRA_SHARE_MEMORY_MIB"] == "3000"
+        cluster.pod("team", "whole", {"nvidia.com/gpu": "1"})
+        assert cluster.waiting("whole")
+        cluster.sim.api.request("DELETE", "/api/v1/namespaces/team/pods/small")
+        cluster.sim.until(
+            lambda: [pod for pod in cluster.running(1) if pod["metadata"]["name"] == "whole"],
+            "the whole card",
+            timeout_seconds=60,
+        )
+        cluster.pod("team", "late", {"nvidia.com/gpumem": "3000"})
+        assert cluster.waiting("late")
+
+
 def test_the_shares_example_runs_and_a_wrong_configuration_is_refused_when_it_is_written(root, webhook):
     with Cluster(root, webhook, sharing="4", nodes=[("n", "t4-x1")]) as cluster:
         cluster.sim.apply(ROOT / "examples" / "shares.yaml")

@@ -214,13 +214,17 @@ class ShareEnforcer:
                 self._tell(context)("ShareNotEnforced", text)
 
 
-def check_strategy(group: ConfigGroup) -> None:
-    """Refuse MPS of a configuration on shares, which have daemons by themselves. Source: NVIDIA's driver refuses it too.
+def check_strategy(group: ConfigGroup, settings: NodeSettings) -> None:
+    """Refuse MPS of a configuration on parts of a card, which have daemons by themselves. NVIDIA's driver refuses it too.
 
     Raises:
         ConfigError: DRA-SHARE-MPS.
     """
-    shares = [result.device for result in group.results if result.share_id is not None]
+    shares = [
+        device.result.device
+        for device in group.devices
+        if (share := share_of(device.result, device.gpu, settings)) is not None and not share.whole
+    ]
     if group.config.strategy == "MPS" and shares:
         raise ConfigError(
             "DRA-SHARE-MPS",

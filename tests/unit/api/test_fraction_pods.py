@@ -118,7 +118,8 @@ def test_whole_numbers_and_nonsense_stay_for_the_api_server(text):
         ({"nvidia.com/gpu": "-0.2"}, None, "DRA-FRACTION-RANGE"),
         ({"nvidia.com/gpu": "2", "nvidia.com/gpumem": "100"}, None, "DRA-FRACTION-RANGE"),
         ({"nvidia.com/gpumem": "-1"}, None, "DRA-FRACTION-MEMORY"),
-        ({"nvidia.com/gpumem": "99999999999999"}, None, "DRA-FRACTION-MEMORY"),
+        ({"nvidia.com/gpumem": "99999999999999999"}, None, "DRA-FRACTION-MEMORY"),
+        ({"nvidia.com/gpumem": "1500m"}, None, "DRA-FRACTION-MEMORY"),
         # The outcomes of whole numbers are the API server's own.
         ({"nvidia.com/gpu": "1"}, {"nvidia.com/gpu": "2"}, None),
         (None, {"nvidia.com/gpu": "1"}, None),
@@ -189,6 +190,10 @@ def test_an_init_container_shares_the_claim_of_a_container_that_gets_as_much_and
         ({"nvidia.com/gpumem": "3000"}, Ask(memory_mib=3000)),
         ({"nvidia.com/gpumem": "4Gi"}, Ask(memory_mib=4096)),
         ({"nvidia.com/gpumem": "1G"}, Ask(memory_mib=954)),
+        # As the API server writes 3000, 12500 and 0.5Gi.
+        ({"nvidia.com/gpumem": "3k"}, Ask(memory_mib=3000)),
+        ({"nvidia.com/gpumem": "12500"}, Ask(memory_mib=12500)),
+        ({"nvidia.com/gpumem": "512Mi"}, Ask(memory_mib=512)),
         ({"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}, Ask(memory_mib=3000)),
         ({"nvidia.com/gpu": "0.2", "nvidia.com/gpumem": "3000"}, Ask(20, 100, 3000)),
     ],
@@ -204,6 +209,12 @@ def test_the_names_of_resources_and_the_number_of_shares_are_the_administrators(
     made = admitted(pod(container(limits={"example.com/card": "0.3", "nvidia.com/gpu": "0.2"})), rules)
     assert asks_of_pod(made["metadata"]["annotations"]).popitem()[1] == Ask(3, 8)
     assert made["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "0.2"}
+
+
+def test_whole_numbers_of_another_name_are_the_api_servers_too_and_memory_is_not():
+    rules = FractionRules(frozenset({"example.com/card"}), frozenset({"example.com/mem"}), 8)
+    assert rewrite(pod(container(requests={"example.com/card": "1"})), rules) == []
+    assert refused(pod(container(requests={"example.com/mem": "1"})), rules).code == "DRA-FRACTION-LIMITS"
 
 
 def test_an_update_that_writes_the_fraction_again_changes_the_amount_and_adds_nothing():

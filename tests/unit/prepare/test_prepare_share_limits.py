@@ -76,7 +76,7 @@ class Rig:
         node.renderer = self.renderer
         if gpu is not None:
             node.inventory = node.inventory.__class__(node.inventory.driver_version, (13, 0), (gpu,))
-        planner = MpsPlanner(
+        self.planner = planner = MpsPlanner(
             self.keeper, self.modes, state_dir=node.state_dir, tell=lambda _context: self._say
         )
         node.ports.update(
@@ -297,6 +297,24 @@ def test_mps_of_a_configuration_is_refused_on_a_share(rig):
     error = made.node.refused(made.claim(1, configs=[opaque(config)]))
     assert error.code == "DRA-SHARE-MPS"
     assert error.remedy
+
+
+def test_mps_of_a_configuration_serves_a_share_that_is_a_whole_card(rig):
+    made = rig("memory")
+    made.node.ports["strategies"] = {"MPS": made.planner}
+    made.node.restart()
+    config = {
+        "apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig",
+        "sharing": {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 30}},
+    }  # fmt: skip
+    whole = made.claim(1, part(1, memory="80Gi"), configs=[opaque(config)])
+    made.node.prepared(whole)
+    (spec,) = made.keeper.daemons.values()
+    assert spec.active_thread_percentage == 30
+    assert (
+        made.node.refused(made.claim(2, part(2, "gpu-1", memory="40Gi"), configs=[opaque(config)])).code
+        == "DRA-SHARE-MPS"
+    )
 
 
 def test_a_kill_at_any_step_leaves_nothing_once_the_claim_is_unprepared(tmp_path):
