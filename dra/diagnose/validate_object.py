@@ -19,7 +19,7 @@ from dra.api.rules.dns import dns_subdomain_error
 from dra.api.rules.meta import validate_meta
 from dra.api.rules.pod_defaults import default_spec
 from dra.api.rules.schema import Type
-from dra.api.rules.workloads import default_workload, validate_workload
+from dra.api.rules.workloads import default_workload, validate_cron_job, validate_workload
 from dra.api.versions import to_v1
 from dra.diagnose.validate_model import Finding, Json, Severity, guess
 from dra.diagnose.validate_source import Manifest
@@ -251,6 +251,7 @@ def _default(subject: Subject) -> None:
     elif subject.kind == "Pod":
         default_spec(_object(subject.obj.get("spec")))
     elif subject.kind == "CronJob":
+        default_workload(subject.obj["spec"], "CronJob")
         default_workload(subject.obj["spec"]["jobTemplate"]["spec"], "Job")
     elif subject.pod_spec():
         default_workload(subject.obj["spec"], subject.kind)
@@ -289,9 +290,7 @@ def _causes(subject: Subject, obj: Json) -> Iterator[Cause]:
         case "Pod":
             yield from pods.validate_spec(_object(obj.get("spec")), "spec")
         case "CronJob":
-            job = obj["spec"]["jobTemplate"]
-            for cause in validate_workload(job, "Job"):
-                yield Cause(cause.reason, f"spec.jobTemplate.{cause.field}", cause.detail)
+            yield from validate_cron_job(obj)
         case _:
             yield from validate_workload(obj, subject.kind)
 

@@ -6,13 +6,13 @@ import contextlib
 import json
 import math
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dra.api.rules.decode import Pairs
+from dra.diagnose.texts import UnreadableText, read_text
 from dra.diagnose.validate_model import Finding
 
 SUFFIXES = frozenset({".yaml", ".yml", ".json"})
@@ -89,19 +89,20 @@ def read_manifests(paths: Iterable[str]) -> tuple[list[Manifest], list[Finding],
             name = "standard input" if path == "-" else str(file)
             names.append(name)
             try:
-                text = sys.stdin.read() if path == "-" else file.read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
-                findings.append(
-                    Finding(name, 1, "error", "DRA-MANIFEST-UNREADABLE", f"cannot read it: {why}")
-                )
+                text = read_text(str(file))
+            except UnreadableText as error:
+                findings.append(_unreadable(name, f"cannot read it: {error}"))
                 continue
-            for item in _documents(name, text.removeprefix("\ufeff")):
-                if isinstance(item, Finding):
-                    findings.append(item)
-                else:
-                    manifests.extend(_expand(item))
+            for item in _documents(name, text):
+                for each in (item,) if isinstance(item, Finding) else _expand(item):
+                    (findings if isinstance(each, Finding) else manifests).append(each)  # type: ignore[arg-type]
+        if not names and Path(path).is_dir():
+            findings.append(_unreadable(path, f"the folder holds no {', '.join(sorted(SUFFIXES))} file"))
     return manifests, findings, names
+
+
+def _unreadable(name: str, why: str) -> Finding:
+    return Finding(name, 1, "error", "DRA-MANIFEST-UNREADABLE", why)
 
 
 def _files(path: str) -> list[Path]:
@@ -118,9 +119,8 @@ def _files(path: str) -> list[Path]:
 
 
 def _documents(name: str, text: str) -> Iterator[Manifest | Finding]:
-    read = _json if text.lstrip()[:1] in {"{", "["} else _yaml
     try:
-        for value, spot in read(text):
+        for value, spot in _values(text):
             if value is None:
                 continue
             if isinstance(value, dict):
@@ -138,6 +138,21 @@ def _documents(name: str, text: str) -> Iterator[Manifest | Finding]:
         if "{{" in text:
             remedy = "Templates must be rendered first: helm template … | dra validate -"
         yield Finding(name, error.line, "error", "DRA-MANIFEST-SYNTAX", error.args[0], remedy=remedy)
+
+
+def _values(text: str) -> Iterator[tuple[Any, Spot]]:
+    """Read JSON or YAML. A mapping in braces without quotes is YAML that looks like JSON."""
+    if text.lstrip()[:1] not in {"{", "["}:
+        yield from _yaml(text)
+        return
+    try:
+        found = list(_json(text))
+    except _SyntaxError as not_json:
+        try:
+            found = list(_yaml(text))
+        except _SyntaxError:
+            raise not_json from None  # it is neither: the message about JSON is the better one
+    yield from found
 
 
 class _SyntaxError(Exception):
@@ -264,12 +279,19 @@ class _Builder:
         return text
 
 
-def _expand(manifest: Manifest) -> Iterator[Manifest]:
-    """Give the items of a list, or the object itself."""
+def _expand(manifest: Manifest) -> Iterator[Manifest | Finding]:
+    """Give the items of a list, or the object itself; a finding for what is neither."""
     value = manifest.value
     kind, items = value.get("kind"), value.get("items")
-    if not isinstance(kind, str) or not kind.endswith("List") or not isinstance(items, list):
+    if not isinstance(kind, str) or not kind.endswith("List") or "items" not in value:
         yield manifest
+        return
+    if not isinstance(items, list):
+        line = manifest.spot.children["items"].line
+        if items is not None:
+            yield Finding(
+                manifest.file, line, "error", "DRA-MANIFEST-KIND", "the items of a list are no list"
+            )
         return
     place = manifest.spot.children.get("items", manifest.spot)
     for index, item in enumerate(items):
@@ -278,3 +300,7 @@ def _expand(manifest: Manifest) -> Iterator[Manifest]:
             if kind != "List" and "kind" not in item:
                 item.update({"apiVersion": value.get("apiVersion"), "kind": kind.removesuffix("List")})
             yield from _expand(Manifest(manifest.file, item, place.children.get(index, place)))
+        else:
+            line = place.children.get(index, place).line
+            why = f"item {index} of a list is no object with apiVersion and kind"
+            yield Finding(manifest.file, line, "error", "DRA-MANIFEST-KIND", why)

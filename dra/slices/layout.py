@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dra.api.rules.limits import (
+from dra.api.limits import (
     MAX_CONSUMED_IN_SLICE,
     MAX_COUNTER_SETS,
     MAX_DEVICES,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from dra.api.rules.limits import MAX_COUNTERS
+from dra.api.limits import MAX_COUNTERS
 from dra.inventory.model import Gpu, Inventory, MigProfile
 from dra.inventory.names import GpuName
 from dra.slices.devices import SliceProblem, gpu_device, partition_device, profile_amounts

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dra.api.gpu_settings import NO_SETTINGS, NodeSettings
-from dra.api.rules.limits import MAX_ATTRIBUTES_AND_CAPACITIES
+from dra.api.limits import MAX_ATTRIBUTES_AND_CAPACITIES
 from dra.inventory.model import Gpu, Inventory
 from dra.inventory.names import GpuName
 from dra.slices.devices import SliceProblem, gpu_device, mig_device

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dra.api.rules.limits import (
+from dra.api.limits import (
     MAX_ATTRIBUTES_AND_CAPACITIES,
     MAX_CONDITIONS,
     MAX_CONSUMED_SETS,

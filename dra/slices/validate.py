@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dra.api.rules.limits import (
+from dra.api.limits import (
     MAX_CONSUMED_IN_SLICE,
     MAX_COUNTER_SETS,
     MAX_COUNTERS,

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from dra.api.limits import MAX_VALID_VALUES
 from dra.api.rules.cause import Cause
 from dra.api.rules.fields import bad, duplicate, forbidden, required
-from dra.api.rules.limits import MAX_VALID_VALUES
 from dra.api.rules.parts import limited
 from dra.values import Quantity
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 
+from dra.api.limits import MAX_DRIVER, MAX_IDENTIFIER, MAX_POOL
 from dra.api.rules.cause import Cause
 from dra.api.rules.dns import LABEL_TEXT, dns_label_error, dns_subdomain_error
 from dra.api.rules.fields import bad, required, too_long
-from dra.api.rules.limits import MAX_DRIVER, MAX_IDENTIFIER, MAX_POOL
 
 _C_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _C_IDENTIFIER_TEXT = (

@@ -7,11 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dra.api.rules import names
-from dra.api.rules.capacity import capacity as capacity_errors
-from dra.api.rules.cause import Cause, Rules
-from dra.api.rules.fields import bad, duplicate, immutable, required, too_long, too_many
-from dra.api.rules.limits import (
+from dra.api.limits import (
     MAX_ATTRIBUTES_AND_CAPACITIES,
     MAX_CONDITIONS,
     MAX_CONSUMED_SETS,
@@ -23,6 +19,10 @@ from dra.api.rules.limits import (
     MAX_TAINTS,
     MAX_VALUE_BYTES,
 )
+from dra.api.rules import names
+from dra.api.rules.capacity import capacity as capacity_errors
+from dra.api.rules.cause import Cause, Rules
+from dra.api.rules.fields import bad, duplicate, immutable, required, too_long, too_many
 from dra.api.rules.meta import qualified_name_errors
 from dra.api.rules.parts import limited, node_selector, taint
 from dra.values import Semver

@@ -6,11 +6,13 @@ Source: pkg/apis/apps/v1 and pkg/apis/batch/v1 defaults, pkg/apis/apps/validatio
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 from dra.api.rules import pods
 from dra.api.rules.cause import Cause
-from dra.api.rules.fields import bad, required, show
+from dra.api.rules.cron import ScheduleError, parse_schedule
+from dra.api.rules.fields import bad, required, show, unsupported
 from dra.api.rules.pod_defaults import default_spec
 
 Json = dict[str, Any]
@@ -98,3 +100,40 @@ def validate_workload(obj: Json, kind: str) -> list[Cause]:
             detail = f"Required value: valid values: {', '.join(show(one) for one in allowed)}"
         found.append(Cause("FieldValueNotSupported", "spec.template.spec.restartPolicy", detail))
     return found
+
+
+_POLICIES = ("Allow", "Forbid", "Replace")
+# A job's name has eleven characters more, and names a pod and a label.
+_LONGEST_CRON = 52
+
+
+def validate_cron_job(obj: Json) -> list[Cause]:
+    """Find what is wrong with schedule, policy and job template of a defaulted CronJob."""
+    spec = obj.get("spec") or {}
+    found: list[Cause] = []
+    if not spec.get("schedule"):
+        found.append(required("spec.schedule"))
+    else:
+        try:
+            parse_schedule(str(spec["schedule"]))
+        except ScheduleError as error:
+            found.append(bad("spec.schedule", spec["schedule"], str(error)))
+    try:
+        parse_schedule("@daily", spec.get("timeZone"))
+    except ScheduleError as error:
+        found.append(bad("spec.timeZone", spec["timeZone"], str(error)))
+    if spec.get("concurrencyPolicy") not in _POLICIES:
+        found.append(unsupported("spec.concurrencyPolicy", spec.get("concurrencyPolicy"), _POLICIES))
+    name = (obj.get("metadata") or {}).get("name") or ""
+    if len(name) > _LONGEST_CRON:
+        found.append(bad("metadata.name", name, f"must be no more than {_LONGEST_CRON} characters"))
+    found += [
+        bad(f"spec.{key}", spec[key], "must be greater than or equal to 0")
+        for key in ("successfulJobsHistoryLimit", "failedJobsHistoryLimit", "startingDeadlineSeconds")
+        if int(spec.get(key) or 0) < 0
+    ]
+    job = {"spec": (spec.get("jobTemplate") or {}).get("spec") or {}}
+    return found + [
+        replace(cause, field=cause.field.replace("spec.", "spec.jobTemplate.spec.", 1))
+        for cause in validate_workload(job, "Job")
+    ]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dra.diagnose.explain.cluster import KINDS, Cluster, Collection
+from dra.diagnose.texts import UnreadableText, read_text
 from dra.errors import ConfigError
 
 _SUFFIXES = {".yaml", ".yml", ".json"}
@@ -32,33 +32,46 @@ def read_files(paths: Sequence[str]) -> Cluster:
 
 
 def _texts(path: str) -> Iterator[tuple[str, str]]:
-    if path == "-":
-        yield "standard input", sys.stdin.read()
-        return
     place = Path(path)
     files = [place]
-    if place.is_dir():
+    if path != "-" and place.is_dir():
         files = sorted(item for item in place.iterdir() if item.suffix in _SUFFIXES)
     for file in files:
         try:
-            yield str(file), file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+            yield "standard input" if path == "-" else str(file), read_text(str(file))
+        except UnreadableText as error:
             raise ConfigError(
                 "DRA-DUMP-UNREADABLE",
-                f"cannot read {file}: {reason}",
+                f"cannot read {file}: {error}",
                 remedy="Name files that kubectl get … -o yaml or -o json wrote.",
             ) from error
 
 
 def _documents(name: str, text: str) -> Iterator[dict[str, Any]]:
-    load = _json if text.lstrip()[:1] == "{" else _yaml
-    for document in load(name, text):
+    for document in _values(name, text):
         if document is None:
             continue
         if not isinstance(document, dict):
             raise _bad(name, f"a document is {type(document).__name__}, not an object")
+        if isinstance(document.get("items"), list) and "kind" not in document:
+            # kubectl writes the kind of a list after its items.
+            raise _bad(name, "it ends before its end: the kind of the list is missing")
         yield document
+
+
+def _values(name: str, text: str) -> Iterator[Any]:
+    """Read JSON or YAML. A mapping in braces without quotes is YAML that looks like JSON."""
+    if text.lstrip()[:1] != "{":
+        yield from _yaml(name, text)
+        return
+    try:
+        found = list(_json(name, text))
+    except ConfigError as not_json:
+        try:
+            found = list(_yaml(name, text))
+        except ConfigError:
+            raise not_json from None  # it is neither: the message about JSON is the better one
+    yield from found
 
 
 def _json(name: str, text: str) -> Iterator[Any]:
@@ -72,6 +85,8 @@ def _json(name: str, text: str) -> Iterator[Any]:
             document, position = decoder.raw_decode(text, position)
         except ValueError as error:
             raise _bad(name, str(error)) from error
+        except RecursionError as error:
+            raise _bad(name, "it nests too deeply") from error
         yield document
 
 
@@ -90,8 +105,10 @@ def _yaml(name: str, text: str) -> Iterator[Any]:
 
     try:
         yield from yaml.load_all(text, Loader)
-    except yaml.YAMLError as error:
-        raise _bad(name, str(error)) from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise _bad(name, " ".join(str(error).split())) from error
+    except RecursionError as error:
+        raise _bad(name, "it nests too deeply") from error
 
 
 def _bad(name: str, why: str) -> ConfigError:

@@ -218,3 +218,25 @@ def test_a_server_that_does_not_answer_is_no_verdict(server, capsys):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "DRA-API-INTERNAL" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("apiVersion: v1\nitems:\n- apiVersion: v1\n  kind: Pod\n  metadata: {name: a}\n", "the kind of the list is missing"),
+        ('{"apiVersion": "v1", "items": [{"kind": "Pod", "meta', "is not a dump"),
+        ('{"a":' * 100_000 + "1" + "}" * 100_000, "it nests too deeply"),
+    ],
+)  # fmt: skip
+def test_a_dump_that_was_cut_or_is_none_is_refused(tmp_path, text, why):
+    file = tmp_path / "dump"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=why) as refused:
+        read_files([str(file)])
+    assert refused.value.code == "DRA-DUMP-FORMAT"
+
+
+def test_a_dump_in_the_encoding_of_powershell_is_read(tmp_path):
+    file = tmp_path / "dump.json"
+    file.write_text(json.dumps(listed(WORLD)), encoding="utf-16")
+    assert explain(read_files([str(file)]), "pod/train", namespace="team-a").reasons

@@ -121,7 +121,8 @@ def test_warnings_fail_only_when_strict(capsys):
 
 
 def test_standard_input_is_read_for_a_dash(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "stdin", io.StringIO(claim_with() + "        cuont: 2\n"))
+    text = claim_with() + "        cuont: 2\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     assert main(["validate", "-"]) == 1
     assert capsys.readouterr().out.startswith("standard input:10: error DRA-SCHEMA-UNKNOWN-FIELD")
 
@@ -376,3 +377,15 @@ def test_a_fraction_is_right_where_the_webhook_rewrites_it(check, label, value, 
     report = check(FRACTION.replace("LABEL", label).replace("VALUE", value))
     assert codes(report) == found
     assert all(finding.line == 15 and finding.remedy for finding in report.findings)
+
+
+def test_a_cron_job_is_checked_with_its_schedule(tmp_path, capsys):
+    file = tmp_path / "cron.yaml"
+    file.write_text(
+        "apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: nightly}\nspec:\n  schedule: 61 2 * * *\n"
+        "  jobTemplate: {spec: {template: {spec: {restartPolicy: Never, containers: [{name: a, image: b}]}}}}\n"
+    )
+    assert main(["validate", str(file)]) == 1
+    line = capsys.readouterr().out.splitlines()[0]
+    assert line.startswith(f"{file}:5: error DRA-API-INVALID: CronJob nightly spec.schedule:")
+    assert "end of range (61) above maximum (59)" in line

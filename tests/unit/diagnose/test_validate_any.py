@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra.diagnose.validate import validate_manifests
 from dra.diagnose.validate_fit import KnownDevice
-from dra.diagnose.validate_source import manifest_of
+from dra.diagnose.validate_source import manifest_of, read_manifests
 
 ROOT = Path(__file__).parents[3]
 GOOD = [
@@ -67,3 +68,48 @@ def test_the_daemon_imports_neither_the_rules_nor_validation():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+LOOSE = "{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: a}, spec: {devices: {requests: []}}}\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_yaml_in_braces_is_read_in_the_encodings_that_shells_write(tmp_path, encoding):
+    file = tmp_path / "one.yaml"
+    file.write_text(LOOSE, encoding=encoding)
+    manifests, findings, _ = read_manifests([str(file)])
+    assert [manifest.value["kind"] for manifest in manifests] == ["ResourceClaim"]
+    assert findings == []
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "why"),
+    [
+        ("apiVersion: v1\nkind: List\nitems: {a: b}\n", 3, "the items of a list are no list"),
+        ("apiVersion: v1\nkind: List\nitems:\n- 5\n", 4, "item 0 of a list is no object"),
+        (
+            "apiVersion: v1\nkind: List\nitems:\n- kind: List\n  items: [x]\n",
+            5,
+            "item 0 of a list is no object",
+        ),
+    ],
+)
+def test_what_stands_in_a_list_and_is_no_object_is_an_error_in_its_line(tmp_path, text, line, why):
+    file = tmp_path / "list.yaml"
+    file.write_text(text)
+    _, (finding,), _ = read_manifests([str(file)])
+    assert (finding.line, finding.code) == (line, "DRA-MANIFEST-KIND")
+    assert why in finding.message
+
+
+def test_a_folder_without_manifests_is_an_error(tmp_path):
+    (tmp_path / "readme.txt").write_text("x")
+    _, (finding,), _ = read_manifests([str(tmp_path)])
+    assert (finding.code, finding.message) == (
+        "DRA-MANIFEST-UNREADABLE", "the folder holds no .json, .yaml, .yml file",
+    )  # fmt: skip
+
+
+def test_a_device_without_end_is_no_text():
+    _, (finding,), _ = read_manifests(["/dev/zero"])
+    assert finding.message == "cannot read it: it is not text in UTF-8"

@@ -5,14 +5,12 @@ Source: pkg/registry/apps and pkg/registry/batch of Kubernetes 1.36.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from dra.api.rules.cause import Cause
-from dra.api.rules.cron import ScheduleError, parse_schedule
 from dra.api.rules.decode import same_meaning
-from dra.api.rules.fields import bad, immutable, required, unsupported
-from dra.api.rules.workloads import default_workload, validate_workload
+from dra.api.rules.fields import immutable
+from dra.api.rules.workloads import default_workload, validate_cron_job, validate_workload
 from dra.sim.apiserver.call import Call
 from dra.sim.apiserver.kinds.base import Strategy
 
@@ -62,43 +60,11 @@ class CronJobStrategy(WorkloadStrategy):
 
     def validate_create(self, new: Json, call: Call) -> list[Cause]:
         """Check schedule, policy and template."""
-        spec = new.get("spec") or {}
-        found: list[Cause] = []
-        if not spec.get("schedule"):
-            found.append(required("spec.schedule"))
-        else:
-            try:
-                parse_schedule(spec["schedule"])
-            except ScheduleError as error:
-                found.append(bad("spec.schedule", spec["schedule"], str(error)))
-        try:
-            parse_schedule("@daily", spec.get("timeZone"))
-        except ScheduleError as error:
-            found.append(bad("spec.timeZone", spec["timeZone"], str(error)))
-        if spec.get("concurrencyPolicy") not in _POLICIES:
-            found.append(unsupported("spec.concurrencyPolicy", spec.get("concurrencyPolicy"), _POLICIES))
-        if len(new["metadata"].get("name") or "") > _LONGEST_CRON:
-            why = f"must be no more than {_LONGEST_CRON} characters"
-            found.append(bad("metadata.name", new["metadata"]["name"], why))
-        found += [
-            bad(f"spec.{key}", spec[key], "must be greater than or equal to 0")
-            for key in ("successfulJobsHistoryLimit", "failedJobsHistoryLimit", "startingDeadlineSeconds")
-            if int(spec.get(key) or 0) < 0
-        ]
-        job = {"spec": (spec.get("jobTemplate") or {}).get("spec") or {}}
-        return found + [
-            replace(cause, field=cause.field.replace("spec.", "spec.jobTemplate.spec.", 1))
-            for cause in validate_workload(job, "Job")
-        ]
+        return validate_cron_job(new)
 
     def validate_update(self, new: Json, old: Json, call: Call) -> list[Cause]:
         """Check again; all may change."""
         return self.validate_create(new, call)
-
-
-_POLICIES = ("Allow", "Forbid", "Replace")
-# A job's name has eleven characters more, and names a pod and a label.
-_LONGEST_CRON = 52
 
 
 def _default_job(new: Json) -> None:
