@@ -12,14 +12,14 @@ import contextlib
 import ctypes
 import os
 import platform
-import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from dra.errors import StackError
+from dra.errors import StackError, ValueFormatError
+from dra.host.ldcache import parse_ld_cache
 from dra.host.rooted import resolve
 from dra.nvml.errors import LIBRARY_NOT_FOUND
 
@@ -37,7 +37,6 @@ SEARCH_DIRS = (
     "/",
 )
 _WSL_DIR = "/usr/lib/wsl/lib"
-_IN_CACHE = re.compile(rb"(/[^\0]*/" + re.escape(LIBRARY).encode() + rb")\0")
 # e_machine of ELF. Source: elf(5).
 _MACHINES = {"x86_64": 62, "aarch64": 183}
 _THIS_MACHINE = platform.machine()
@@ -169,9 +168,9 @@ def _candidates(root: Path) -> list[str]:
     found = [f"{folder.rstrip('/')}/{LIBRARY}" for folder in SEARCH_DIRS]
     cache = resolve(root, "/etc/ld.so.cache")
     if cache is not None:
-        with contextlib.suppress(OSError):
-            # Which entry is for this machine is seen at the file itself, so the strings are enough.
-            found += [os.fsdecode(match) for match in _IN_CACHE.findall(cache.read_bytes())]
+        with contextlib.suppress(OSError, ValueFormatError):
+            # Which entry is for this machine is seen at the file itself.
+            found += [entry.path for entry in parse_ld_cache(cache.read_bytes()) if entry.soname == LIBRARY]
     return list(dict.fromkeys(found))
 
 

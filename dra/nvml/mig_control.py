@@ -34,213 +34,95 @@ __all__ = [
     "MigFacts",
     "MigInstance",
     "MigLook",
-    "clear_half_made",
-    "create_mig",
-    "destroy_mig",
-    "find_mig",
-    "instances_of",
-    "look_mig",
-    "mig_mode_off_if_empty",
+    "MigOfGpu",
 ]
 
 T = TypeVar("T")
 
 
-def create_mig(
-    session: NvmlSession,
-    gpu_uuid: str,
-    *,
-    profile_id: int,
-    start: int,
-    deadline_seconds: float | None = None,
-    address: PciAddress | None = None,
-) -> MigFacts:
-    """Make a MIG device at exactly this place, switching MIG mode on where that needs no reset.
+class MigOfGpu:
+    """The MIG of one GPU; each method is one call into the session.
 
-    A GPU instance of the same profile that lies there without a compute instance (left by a crash) is completed.
-    After an error nothing is left behind; where even taking back failed, the error's field `left` says what.
+    All of them raise DeviceError or StackError: DRA-NVML-…, and DRA-MIG-GPU-CHANGED where another board is at the
+    address by now.
 
     Args:
         session: NVML.
         gpu_uuid: the GPU's UUID.
-        profile_id: id of the GPU instance profile.
-        start: first memory slice.
-        deadline_seconds: for all of it; a call that is late takes back what it made as soon as it is through.
-        address: the GPU's PCI address; known, no other GPU is woken and a hang is charged to it.
-
-    Raises:
-        DeviceError: DRA-MIG-MODE-NEEDS-RESET (before Hopper, mode off); DRA-MIG-IN-USE (processes keep the mode
-            from being switched; retryable); DRA-MIG-OCCUPIED (retryable); DRA-MIG-PLACEMENT (no such place);
-            DRA-MIG-GPU-CHANGED; DRA-NVML-….
-        StackError: DRA-NVML-…
+        address: its PCI address; known, no other GPU is woken and a hang is charged to it.
+        deadline_seconds: for all of a call; one that makes something and is late takes it back as soon as it is through.
     """
-    return _run(
-        session,
-        gpu_uuid,
-        lambda gpu: gpu.create(profile_id, start),
-        deadline_seconds=deadline_seconds,
-        address=address,
-    )
 
+    def __init__(
+        self,
+        session: NvmlSession,
+        gpu_uuid: str,
+        *,
+        address: PciAddress | None = None,
+        deadline_seconds: float | None = None,
+    ) -> None:
+        self._session, self._uuid = session, gpu_uuid
+        self._address, self._deadline_seconds = address, deadline_seconds
 
-def find_mig(
-    session: NvmlSession,
-    gpu_uuid: str,
-    *,
-    profile_id: int,
-    start: int,
-    deadline_seconds: float | None = None,
-    address: PciAddress | None = None,
-) -> MigFacts | None:
-    """Give the MIG device of this profile at this place; None if there is none, or only half of one.
+    def look(self, *, profile_id: int, start: int) -> MigLook:
+        """Give what stands at this place, half-made instances included."""
+        return self._run(lambda gpu: gpu.look(profile_id, start))
 
-    Raises:
-        DeviceError, StackError: DRA-NVML-…; DRA-MIG-GPU-CHANGED.
-    """
-    return _run(
-        session,
-        gpu_uuid,
-        lambda gpu: gpu.find(profile_id, start),
-        deadline_seconds=deadline_seconds,
-        address=address,
-    )
+    def find(self, *, profile_id: int, start: int) -> MigFacts | None:
+        """Give the MIG device of this profile at this place; None if there is none, or only half of one."""
+        return self._run(lambda gpu: gpu.find(profile_id, start))
 
+    def instances(self) -> tuple[MigInstance, ...]:
+        """Give all GPU instances by their place, whoever made them."""
+        return self._run(lambda gpu: gpu.instances())
 
-def look_mig(
-    session: NvmlSession,
-    gpu_uuid: str,
-    *,
-    profile_id: int,
-    start: int,
-    deadline_seconds: float | None = None,
-    address: PciAddress | None = None,
-) -> MigLook:
-    """Give what stands at this place, half-made instances included.
+    def create(self, *, profile_id: int, start: int) -> MigFacts:
+        """Make a MIG device at exactly this place, switching MIG mode on where that needs no reset.
 
-    Raises:
-        DeviceError, StackError: DRA-NVML-…; DRA-MIG-GPU-CHANGED.
-    """
-    return _run(
-        session,
-        gpu_uuid,
-        lambda gpu: gpu.look(profile_id, start),
-        deadline_seconds=deadline_seconds,
-        address=address,
-    )
+        A GPU instance of the same profile that lies there without a compute instance (left by a crash) is completed.
+        After an error nothing is left behind; where even taking back failed, the error's field `left` says what.
 
+        Raises:
+            DeviceError: DRA-MIG-MODE-NEEDS-RESET (before Hopper, mode off); DRA-MIG-IN-USE (processes keep the mode
+                from being switched; retryable); DRA-MIG-OCCUPIED (retryable); DRA-MIG-PLACEMENT (no such place).
+        """
+        return self._run(lambda gpu: gpu.create(profile_id, start))
 
-def instances_of(
-    session: NvmlSession,
-    gpu_uuid: str,
-    *,
-    deadline_seconds: float | None = None,
-    address: PciAddress | None = None,
-) -> tuple[MigInstance, ...]:
-    """Give all GPU instances of a GPU by their place, whoever made them.
+    def destroy(
+        self, *, gi: int, ci: int | None, uuid: str, profile_id: int | None = None, start: int | None = None
+    ) -> bool:
+        """Destroy a MIG device; whether anything of it was there.
 
-    Raises:
-        DeviceError, StackError: DRA-NVML-…; DRA-MIG-GPU-CHANGED.
-    """
-    return _run(
-        session,
-        gpu_uuid,
-        lambda gpu: gpu.instances(),
-        deadline_seconds=deadline_seconds,
-        address=address,
-    )
+        Ids are used again, and so are the UUIDs that follow from them: another UUID, or another profile or start
+        where those are given, means that ours is gone already. A GPU instance without its compute instance (an
+        earlier attempt got half-way) is destroyed too; `ci` None says that it never had one.
 
+        Raises:
+            DeviceError: DRA-MIG-IN-USE: a process uses it (retryable).
+        """
+        return self._run(lambda gpu: gpu.destroy(gi, ci, uuid, profile_id=profile_id, start=start))
 
-def destroy_mig(
-    session: NvmlSession,
-    gpu_uuid: str,
-    *,
-    gi: int,
-    ci: int | None,
-    uuid: str,
-    profile_id: int | None = None,
-    start: int | None = None,
-    deadline_seconds: float | None = None,
-    address: PciAddress | None = None,
-) -> bool:
-    """Destroy a MIG device; whether anything of it was there.
+    def clear_half_made(self, *, profile_id: int, start: int) -> bool:
+        """Destroy the GPU instance of this profile at this place if it has no compute instance; whether it did.
 
-    Ids are used again, and so are the UUIDs that follow from them: another UUID, or another profile or start
-    where those are given, means that ours is gone already. A GPU instance without its compute instance (an
-    earlier attempt got half-way) is destroyed too; `ci` None says that it never had one.
+        For whoever undoes a creation of which the end is not known (a crash in between).
+        """
+        return self._run(lambda gpu: gpu.clear_half_made(profile_id, start))
 
-    Raises:
-        DeviceError: DRA-MIG-IN-USE: a process uses it (retryable); DRA-MIG-GPU-CHANGED; DRA-NVML-….
-        StackError: DRA-NVML-…
-    """
-    return _run(
-        session,
-        gpu_uuid,
-        lambda gpu: gpu.destroy(gi, ci, uuid, profile_id=profile_id, start=start),
-        deadline_seconds=deadline_seconds,
-        address=address,
-    )
+    def mode_off_if_empty(self) -> bool:
+        """Switch MIG mode off if the GPU has no instances; whether it is off now. Call only where we switched it on.
 
+        Before Hopper the mode is never touched.
 
-def clear_half_made(
-    session: NvmlSession,
-    gpu_uuid: str,
-    *,
-    profile_id: int,
-    start: int,
-    deadline_seconds: float | None = None,
-    address: PciAddress | None = None,
-) -> bool:
-    """Destroy the GPU instance of this profile at this place if it has no compute instance; whether it did.
+        Raises:
+            DeviceError: DRA-MIG-IN-USE: a process keeps the mode from being switched (retryable).
+        """
+        return self._run(lambda gpu: gpu.mode_off_if_empty())
 
-    For whoever undoes a creation of which the end is not known (a crash in between).
+    def _run(self, work: Callable[[GpuMig], T]) -> T:
+        subject = self._uuid if self._address is None else str(self._address)
 
-    Raises:
-        DeviceError, StackError: DRA-NVML-…; DRA-MIG-GPU-CHANGED.
-    """
-    return _run(
-        session,
-        gpu_uuid,
-        lambda gpu: gpu.clear_half_made(profile_id, start),
-        deadline_seconds=deadline_seconds,
-        address=address,
-    )
+        def call(api: NvmlApi) -> T:
+            return work(GpuMig(api, subject, self._uuid, self._address))
 
-
-def mig_mode_off_if_empty(
-    session: NvmlSession,
-    gpu_uuid: str,
-    *,
-    deadline_seconds: float | None = None,
-    address: PciAddress | None = None,
-) -> bool:
-    """Switch MIG mode off if the GPU has no instances; whether it is off now. Call only where we switched it on.
-
-    Before Hopper the mode is never touched.
-
-    Raises:
-        DeviceError: DRA-MIG-IN-USE: a process keeps the mode from being switched (retryable); DRA-NVML-….
-        StackError: DRA-NVML-…
-    """
-    return _run(
-        session,
-        gpu_uuid,
-        lambda gpu: gpu.mode_off_if_empty(),
-        deadline_seconds=deadline_seconds,
-        address=address,
-    )
-
-
-def _run(
-    session: NvmlSession,
-    gpu_uuid: str,
-    work: Callable[[GpuMig], T],
-    *,
-    deadline_seconds: float | None,
-    address: PciAddress | None,
-) -> T:
-    subject = gpu_uuid if address is None else str(address)
-
-    def call(api: NvmlApi) -> T:
-        return work(GpuMig(api, subject, gpu_uuid, address))
-
-    return session.run(call, subject=subject, deadline_seconds=deadline_seconds)
+        return self._session.run(call, subject=subject, deadline_seconds=self._deadline_seconds)

@@ -5,18 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dra.inventory.model import Gpu, Inventory
-from dra.nvml.mig_control import (
-    clear_half_made,
-    create_mig,
-    destroy_mig,
-    instances_of,
-    look_mig,
-    mig_mode_off_if_empty,
-)
+from dra.nvml.mig_control import MigOfGpu
 from dra.nvml.mig_gpu import MigInstance
 from dra.nvml.session import NvmlSession
 from dra.prepare.partitions import Look, Partition
-from dra.values import PciAddress
 
 # Creating takes about a second, destroying too; the kubelet gives up after 45 s.
 CHANGE_SECONDS = 20.0
@@ -43,60 +35,46 @@ class MigPort:
 
     def look(self, gpu_uuid: str, *, profile_id: int, start: int) -> Look:
         """Give what stands at a placement. Raises DraError."""
-        found = look_mig(
-            self._session, gpu_uuid, profile_id=profile_id, start=start,
-            deadline_seconds=self._change_seconds, address=self._address(gpu_uuid),
-        )  # fmt: skip
+        found = self._of(gpu_uuid).look(profile_id=profile_id, start=start)
         if found.gi is None or found.ci is None or not found.uuid:
             return Look(found.mode_on)
         return Look(found.mode_on, Partition(found.gi, found.ci, found.uuid))
 
     def create(self, gpu_uuid: str, *, profile_id: int, start: int) -> Partition:
         """Make a partition. Raises DraError."""
-        made = create_mig(
-            self._session, gpu_uuid, profile_id=profile_id, start=start,
-            deadline_seconds=self._change_seconds, address=self._address(gpu_uuid),
-        )  # fmt: skip
+        made = self._of(gpu_uuid).create(profile_id=profile_id, start=start)
         return Partition(made.gi, made.ci, made.uuid)
 
     def destroy(self, gpu_uuid: str, partition: Partition, *, profile_id: int, start: int) -> bool:
         """Destroy a partition; False if it is gone. Raises DraError."""
-        return destroy_mig(
-            self._session, gpu_uuid,
+        return self._of(gpu_uuid).destroy(
             gi=partition.gpu_instance, ci=partition.compute_instance, uuid=partition.uuid,
             profile_id=profile_id, start=start,
-            deadline_seconds=self._change_seconds, address=self._address(gpu_uuid),
         )  # fmt: skip
 
     def clear_half_made(self, gpu_uuid: str, *, profile_id: int, start: int) -> bool:
         """Destroy half of a partition; whether there was one. Raises DraError."""
-        return clear_half_made(
-            self._session, gpu_uuid, profile_id=profile_id, start=start,
-            deadline_seconds=self._change_seconds, address=self._address(gpu_uuid),
-        )  # fmt: skip
+        return self._of(gpu_uuid).clear_half_made(profile_id=profile_id, start=start)
 
     def leave_mode(self, gpu_uuid: str) -> None:
         """Switch the MIG mode off unless something is left on the GPU. Raises DraError."""
-        mig_mode_off_if_empty(
-            self._session, gpu_uuid,
-            deadline_seconds=self._change_seconds, address=self._address(gpu_uuid),
-        )  # fmt: skip
+        self._of(gpu_uuid).mode_off_if_empty()
 
     def neighbours(self, gpu_uuid: str) -> Sequence[tuple[int, int, str]]:
         """Give the GPU instances as (start, size, description). Raises DraError."""
         gpu = self._gpu(gpu_uuid)
         names = {} if gpu is None else {each.profile_id: each.name for each in gpu.mig_profiles}
-        found = instances_of(
-            self._session, gpu_uuid, deadline_seconds=self._change_seconds, address=self._address(gpu_uuid)
-        )
         return [
             (each.start, each.size, _describe(each, names.get(each.profile_id, f"profile {each.profile_id}")))
-            for each in found
+            for each in self._of(gpu_uuid).instances()
         ]
 
-    def _address(self, gpu_uuid: str) -> PciAddress | None:
+    def _of(self, gpu_uuid: str) -> MigOfGpu:
         gpu = self._gpu(gpu_uuid)
-        return None if gpu is None else gpu.pci_address
+        return MigOfGpu(
+            self._session, gpu_uuid,
+            address=None if gpu is None else gpu.pci_address, deadline_seconds=self._change_seconds,
+        )  # fmt: skip
 
     def _gpu(self, gpu_uuid: str) -> Gpu | None:
         return next((gpu for gpu in self._inventory().gpus if gpu.uuid == gpu_uuid), None)

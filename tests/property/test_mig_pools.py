@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra.inventory.names import MigName, parse_device_name
-from dra.nvml.mig_control import create_mig, destroy_mig
+from dra.nvml.mig_control import MigOfGpu
 from dra.sim.nvml.functions.mig_changes import add_compute_instance, add_gpu_instance
 from dra.sim.nvml.memory import Status
 from dra.sim.nvml.mig_tables import mig_table
@@ -111,11 +111,11 @@ def test_every_placement_that_is_published_can_be_made(profile):
         node.library().on_change = lambda: None  # the files of the machine are not looked at here
         by = {"address": on.slot.pci_address}
         for name in map(parse_device_name, on.partitions):
-            made = create_mig(session, on.slot.uuid, profile_id=name.profile_id, start=name.start, **by)
+            made = MigOfGpu(session, on.slot.uuid, **by).create(profile_id=name.profile_id, start=name.start)
             (instance,) = node.control.state.gpu(on.slot.uuid).instances
             assert (instance.profile_id, instance.start) == (name.profile_id, name.start)
             assert len(instance.computes) == 1
-            assert destroy_mig(session, on.slot.uuid, gi=made.gi, ci=made.ci, uuid=made.uuid, **by)
+            assert MigOfGpu(session, on.slot.uuid, **by).destroy(gi=made.gi, ci=made.ci, uuid=made.uuid)
 
 
 @pytest.mark.parametrize("profile", WITH_MIG)

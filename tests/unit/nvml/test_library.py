@@ -7,6 +7,7 @@ import pytest
 
 from dra.errors import StackError
 from dra.nvml.library import InjectedLibrary, RootedLibrary, find_library, load_library
+from dra.sim.tree.ldcache import ld_so_cache
 
 A_LIBRARY = Path(_ctypes.__file__)
 
@@ -65,13 +66,18 @@ def test_a_link_that_points_out_of_the_root_finds_nothing_outside(tmp_path):
 
 def test_a_library_known_to_the_linker_cache_alone_is_found(tmp_path):
     put(tmp_path, "/srv/odd place/libnvidia-ml.so.1")
-    cache = (
-        b"glibc-ld.so.cache1.1"
-        + bytes(28)
-        + b"libcuda.so.1\0/srv/odd place/libnvidia-ml.so.1\0/x/libz.so.1\0"
+    cache = ld_so_cache(
+        [("libz.so.1", "/x/libz.so.1"), ("libnvidia-ml.so.1", "/srv/odd place/libnvidia-ml.so.1")]
     )
     put(tmp_path, "/etc/ld.so.cache", content=cache)
     assert find_library([tmp_path]).inside == "/srv/odd place/libnvidia-ml.so.1"
+
+
+def test_a_torn_linker_cache_says_nothing(tmp_path):
+    put(tmp_path, "/srv/libnvidia-ml.so.1")
+    cache = ld_so_cache([("libnvidia-ml.so.1", "/srv/libnvidia-ml.so.1")])
+    put(tmp_path, "/etc/ld.so.cache", content=cache[:-10])
+    assert code_of(tmp_path).code == "DRA-NVML-LIBRARY-NOT-FOUND"
 
 
 def test_a_32_bit_library_is_passed_over_for_the_right_one(tmp_path):

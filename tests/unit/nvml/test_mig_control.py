@@ -2,15 +2,7 @@ import pytest
 
 from dra.errors import DeviceError, DraError
 from dra.nvml.library import InjectedLibrary
-from dra.nvml.mig_control import (
-    clear_half_made,
-    create_mig,
-    destroy_mig,
-    find_mig,
-    instances_of,
-    look_mig,
-    mig_mode_off_if_empty,
-)
+from dra.nvml.mig_control import MigOfGpu
 from dra.nvml.session import NvmlSession
 from dra.sim.node import SimulatedNode
 
@@ -34,20 +26,20 @@ class Rig:
         """What lies on the GPU: profile id, start, and whether it is whole."""
         return sorted((each.profile_id, each.start, len(each.computes)) for each in self.gpu.instances)
 
+    def mig(self, **options):
+        return MigOfGpu(self.session, self.slot.uuid, **{**self.by, **options})
+
     def create(self, profile_id=19, start=0, **options):
-        return create_mig(
-            self.session, self.slot.uuid, profile_id=profile_id, start=start, **{**self.by, **options}
-        )
+        return self.mig(**options).create(profile_id=profile_id, start=start)
 
     def find(self, profile_id=19, start=0):
-        return find_mig(self.session, self.slot.uuid, profile_id=profile_id, start=start, **self.by)
+        return self.mig().find(profile_id=profile_id, start=start)
 
     def destroy(self, facts, **options):
-        given = {"gi": facts.gi, "ci": facts.ci, "uuid": facts.uuid, **self.by, **options}
-        return destroy_mig(self.session, self.slot.uuid, **given)
+        return self.mig().destroy(**{"gi": facts.gi, "ci": facts.ci, "uuid": facts.uuid, **options})
 
     def mode_off(self):
-        return mig_mode_off_if_empty(self.session, self.slot.uuid, **self.by)
+        return self.mig().mode_off_if_empty()
 
     def leave_half(self, profile_id=19, start=0):
         """A crash between the two halves of a creation: a GPU instance without a compute instance."""
@@ -100,7 +92,7 @@ def test_the_gpu_is_found_by_uuid_where_its_address_is_not_known(rig, known):
 def test_a_board_that_was_replaced_is_left_alone(rig):
     on = rig()
     with pytest.raises(DeviceError) as refused:
-        create_mig(on.session, "GPU-other", profile_id=19, start=0, address=on.slot.pci_address)
+        MigOfGpu(on.session, "GPU-other", address=on.slot.pci_address).create(profile_id=19, start=0)
     assert refused.value.code == "DRA-MIG-GPU-CHANGED"
     assert on.slot.uuid in refused.value.message
     assert on.layout == []
@@ -274,13 +266,13 @@ def test_half_a_device_is_destroyed_from_either_side(rig):
     on = rig()
     on.leave_half(9, 0)
     instance = on.gpu.instances[0]
-    assert destroy_mig(on.session, on.slot.uuid, gi=instance.gi, ci=0, uuid="MIG-gone", **on.by)
+    assert on.mig().destroy(gi=instance.gi, ci=0, uuid="MIG-gone")
     assert on.layout == []
     on.leave_half(9, 0)
-    assert clear_half_made(on.session, on.slot.uuid, profile_id=9, start=0, **on.by)
+    assert on.mig().clear_half_made(profile_id=9, start=0)
     assert on.layout == []
     on.create(9, 0)
-    assert not clear_half_made(on.session, on.slot.uuid, profile_id=9, start=0, **on.by)
+    assert not on.mig().clear_half_made(profile_id=9, start=0)
     assert on.layout == [(9, 0, 1)]
 
 
@@ -321,7 +313,7 @@ def test_a_look_tells_the_mode_and_what_stands_at_a_place_whole_or_half(rig):
     on = rig()
 
     def look(profile_id, start):
-        return look_mig(on.session, on.slot.uuid, profile_id=profile_id, start=start, **on.by)
+        return on.mig().look(profile_id=profile_id, start=start)
 
     assert look(9, 0).mode_on is False
     on.leave_half(9, 0)
@@ -331,8 +323,8 @@ def test_a_look_tells_the_mode_and_what_stands_at_a_place_whole_or_half(rig):
     whole = look(19, 4)
     assert (whole.gi, whole.ci, whole.uuid, whole.size) == (made.gi, made.ci, made.uuid, 1)
     assert look(19, 5).gi is None
-    listed = instances_of(on.session, on.slot.uuid, **on.by)
+    listed = on.mig().instances()
     assert [(each.profile_id, each.start, each.size) for each in listed] == [(9, 0, 4), (19, 4, 1)]
-    assert destroy_mig(on.session, on.slot.uuid, gi=half.gi, ci=None, uuid="", **on.by)
-    assert not destroy_mig(on.session, on.slot.uuid, gi=made.gi, ci=None, uuid="", **on.by)
+    assert on.mig().destroy(gi=half.gi, ci=None, uuid="")
+    assert not on.mig().destroy(gi=made.gi, ci=None, uuid="")
     assert on.layout == [(19, 4, 1)]

@@ -8,7 +8,7 @@ from dra.host.paths import HostPaths
 from dra.inventory.names import parse_device_name
 from dra.inventory.ownership import Owned, scan_with_owned
 from dra.inventory.scan import Scanner
-from dra.nvml.mig_control import create_mig, destroy_mig, mig_mode_off_if_empty
+from dra.nvml.mig_control import MigOfGpu
 from dra.slices.pool import build_pool
 from dra.slices.taints import Taint
 from tests.unit.slices.mig_machines import (
@@ -216,7 +216,7 @@ class Live:
         return pool_of(self.look())
 
     def create(self, profile_id, start):
-        return create_mig(self.session, self.slot.uuid, profile_id=profile_id, start=start)
+        return MigOfGpu(self.session, self.slot.uuid).create(profile_id=profile_id, start=start)
 
 
 @pytest.fixture
@@ -231,9 +231,9 @@ def test_nothing_published_changes_when_a_partition_of_ours_comes_and_goes(live)
     assert live.pool() == before
     made = live.create(19, 3)
     assert live.pool() == before
-    destroy_mig(live.session, live.slot.uuid, gi=made.gi, ci=made.ci, uuid=made.uuid)
+    MigOfGpu(live.session, live.slot.uuid).destroy(gi=made.gi, ci=made.ci, uuid=made.uuid)
     assert live.pool() == before  # the mode is still on, and ours
-    mig_mode_off_if_empty(live.session, live.slot.uuid)
+    MigOfGpu(live.session, live.slot.uuid).mode_off_if_empty()
     live.ours = Owned()
     assert live.pool() == before
 
