@@ -57,7 +57,9 @@ class Prepared(Protocol):
 class Engine(Protocol):
     """What prepares claims. Both calls are safe from several threads and never raise for a single claim."""
 
-    def prepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, Sequence[Prepared] | DraError]:
+    def prepare(
+        self, refs: Sequence[ClaimRef], *, within_seconds: float | None = None
+    ) -> Mapping[str, Sequence[Prepared] | DraError]:
         """Give devices or an error for each UID."""
 
     def unprepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, DraError | None]:
@@ -146,7 +148,9 @@ class PrepareService:
         if refusal is not None:
             return self._refuse(refs, refusal)
         try:
-            return self._outcomes("prepare", refs)
+            # The kubelet's clock ran while this call waited for its turn.
+            left = context.time_remaining()
+            return self._outcomes("prepare", refs, lambda: self._engine.prepare(refs, within_seconds=left))
         finally:
             self._turns.release()
 
@@ -188,7 +192,7 @@ class PrepareService:
         if not refs:
             return response
         with self._measure("unprepare") as errors:
-            outcomes = self._outcomes("unprepare", refs)
+            outcomes = self._outcomes("unprepare", refs, lambda: self._engine.unprepare(refs))
             errors += [outcome for outcome in outcomes.values() if outcome is not None]
         for uid, error in outcomes.items():
             entry = response.claims[uid]
@@ -196,13 +200,11 @@ class PrepareService:
                 entry.error = _text(error)
         return response
 
-    def _outcomes(self, verb: str, refs: Sequence[ClaimRef]) -> dict[str, Any]:
+    def _outcomes(self, verb: str, refs: Sequence[ClaimRef], ask: Callable[[], Any]) -> dict[str, Any]:
         """Ask the engine; gives what it answered for each of these claims, and nothing else."""
-        if not refs:
-            return {}
         with bound(rpc=verb, **_about(refs)):
             started = time.monotonic()
-            answers = self._ask(self._engine.prepare if verb == "prepare" else self._engine.unprepare, refs)
+            answers = self._ask(ask, refs)
             outcomes = {ref.uid: answers.get(ref.uid, _MISSING) for ref in refs}
             failed = [(ref, error) for ref in refs if isinstance(error := outcomes[ref.uid], DraError)]
             for ref, error in failed:
@@ -216,10 +218,10 @@ class PrepareService:
             )
         return outcomes
 
-    def _ask(self, call: Any, refs: Sequence[ClaimRef]) -> Mapping[str, Any]:
+    def _ask(self, call: Callable[[], Any], refs: Sequence[ClaimRef]) -> Mapping[str, Any]:
         # A marked border: whatever escapes the engine becomes the answer for each claim, never a dead call.
         try:
-            outcomes: Mapping[str, Any] = call(refs)
+            outcomes: Mapping[str, Any] = call()
         except DraError as error:
             return {ref.uid: error for ref in refs}
         except Exception as error:

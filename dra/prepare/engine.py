@@ -42,7 +42,7 @@ from dra.prepare.model import (
 from dra.prepare.partitions import DEVICE_KIND, MadePartition, looks_at, made_partitions
 from dra.prepare.plan import Plan, lacks_device, plan_prepare
 from dra.prepare.record import Record
-from dra.prepare.setup import EnginePorts, EngineSettings
+from dra.prepare.setup import MIG_WORK_SECONDS, WORK_SECONDS, EnginePorts, EngineSettings
 from dra.prepare.sharing.model import OpenEffect, SharingContext, open_effects
 from dra.prepare.store import Damage, RecordStore
 from dra.prepare.timing import API, APPLY, LOCK, PLAN, RENDER, timed
@@ -125,12 +125,20 @@ class Engine:
         except HostError as error:
             self._log.error("state_not_readable", **error_fields(error))
 
-    def prepare(self, refs: Sequence[ClaimRef]) -> dict[str, PrepareOutcome]:
+    def prepare(
+        self, refs: Sequence[ClaimRef], *, within_seconds: float | None = None
+    ) -> dict[str, PrepareOutcome]:
         """Prepare claims; give each UID its devices, or what is wrong. Never raises for one of them.
+
+        Args:
+            refs: the claims.
+            within_seconds: how long the caller waits. A claim whose GPU is not free in time for that is refused while
+                somebody still listens. What has begun is brought to its end, so that the next call finds it done.
 
         Source: NodePrepareResources of KEP-4381: each UID has an entry, the second answer is as the first.
         """
-        return self._each(refs, self._prepare, pool=self._preparing)
+        give_up_at = None if within_seconds is None else time.monotonic() + within_seconds
+        return self._each(refs, lambda ref: self._prepare(ref, give_up_at), pool=self._preparing)
 
     def unprepare(self, refs: Sequence[ClaimRef]) -> dict[str, DraError | None]:
         """Unprepare claims; give each UID None or what is wrong. Unknown claims are fine. No API, no NVML."""
@@ -199,12 +207,12 @@ class Engine:
 
     # -- prepare -----------------------------------------------------------------------------------------
 
-    def _prepare(self, ref: ClaimRef) -> PrepareOutcome:
+    def _prepare(self, ref: ClaimRef, give_up_at: float | None) -> PrepareOutcome:
         began = time.monotonic()
         try:
             check_uid(ref)
             self._open()
-            devices = self._prepare_in_rounds(ref)
+            devices = self._prepare_in_rounds(ref, give_up_at)
         except Exception as error:  # marked border: one claim's failure is its own
             problem = self._as_dra_error(error, "prepare", ref)
             self._log.warning(
@@ -218,7 +226,7 @@ class Engine:
         )  # fmt: skip
         return devices
 
-    def _prepare_in_rounds(self, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+    def _prepare_in_rounds(self, ref: ClaimRef, give_up_at: float | None) -> tuple[PreparedDevice, ...]:
         attempt = _Attempt()
         with self._mutex:
             self._attempts.setdefault(ref.uid, set()).add(attempt)
@@ -232,7 +240,7 @@ class Engine:
                     return ()
                 inventory = self._inventory_for(view)
                 gpus = [lock_name(r.device) for r in view.results if not r.admin_access]
-                with self._locked(ref, gpus, "prepare", self._lock_wait(view.results)):
+                with self._locked(ref, gpus, "prepare", self._lock_wait(view.results, give_up_at)):
                     self.store.refresh()
                     if attempt.stale or self.store.get(ref.uid) != seen:
                         # Prepared or unprepared by another call while this one waited: look again.
@@ -457,11 +465,15 @@ class Engine:
 
     # -- both --------------------------------------------------------------------------------------------
 
-    def _lock_wait(self, results: Sequence[AllocatedDevice]) -> float:
+    def _lock_wait(self, results: Sequence[AllocatedDevice], give_up_at: float | None = None) -> float:
+        """Give how long a claim waits for its locks: so that there is still time to make what it needs."""
         settings = self._settings
+        wait, work = settings.lock_wait_seconds, WORK_SECONDS
         if any(_is_mig(result) for result in results):
-            return max(settings.lock_wait_seconds, settings.mig_lock_wait_seconds)
-        return settings.lock_wait_seconds
+            wait, work = max(wait, settings.mig_lock_wait_seconds), MIG_WORK_SECONDS
+        if give_up_at is None:
+            return wait
+        return max(0.0, min(wait, give_up_at - work - time.monotonic()))
 
     def _is_known(self, uid: str) -> bool:
         return (

@@ -28,6 +28,9 @@ from dra.prepare.timing import Timing, no_timing
 
 # Partitions of one GPU are made one after the other, up to seven; the kubelet gives up after 45 s.
 MIG_LOCK_WAIT_SECONDS = 33.0
+# What a claim takes once it has its locks, so that one that would come too late is refused in time.
+WORK_SECONDS = 1.0
+MIG_WORK_SECONDS = 6.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import pytest
 from dra.sim.kubelet import PrepareError, UnprepareError
 from dra.sim.tree.proc import compute_instance_minor, gpu_instance_minor
 from tests.process.harness import DRIVER, FAST, wait_until
+from tests.process.invariants import published
 
 
 def layout(node) -> list[tuple[int, int, int]]:
@@ -137,6 +138,40 @@ def test_the_partition_of_a_lost_record_is_still_ours_and_goes_once_its_claim_is
     # It never looked as if somebody had made it by hand.
     devices = [device for each in node.wait_published() for device in each["spec"].get("devices", ())]
     assert len(devices) == 8 * 26
+
+
+@pytest.mark.parametrize("arguments", [("--mig-mode=static",), ()])
+def test_a_layout_by_hand_that_a_reboot_took_is_told_and_only_made_again_where_that_is_wanted(
+    node, arguments
+):
+    """Fault F14: the slices show what there is; a claim on a partition that is gone fails with an event, or gets it anew."""
+    node.machine.control.set_mig_layout(2, [("3g.40gb", 4)])
+    node.partitions = {}
+    kubelet, daemon = node.kubelet(), node.daemon(*arguments)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60)
+    device = "gpu-2-mig-3g40gb-9-4"
+    wait_until(lambda: device in published(node), what="the partition is published")
+    claim = node.claim("c", device)
+    pod = node.pod("p", claim)
+    assert instance_seen(node, kubelet.run_pod(pod).views["main"]).start == 4
+    kubelet.stop()
+    daemon.kill()
+    node.machine.control.reboot()
+    kubelet, daemon = node.kubelet(), node.daemon(*arguments)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60)
+    wait_until(lambda: "gpu-2" in published(node), what="the GPU is published as it is")
+    if arguments:
+        with pytest.raises(PrepareError, match=f"MIG device {device} does not exist"):
+            kubelet.run_pod(pod)
+        assert layout(node) == []
+        wait_until(
+            lambda: any(device in e["message"] for e in node.told_events(claim)), what="an event on the claim"
+        )
+    else:
+        assert instance_seen(node, kubelet.run_pod(pod).views["main"]).start == 4
+    kubelet.stop_pod(pod)
+    assert layout(node) == []
+    wait_until(lambda: is_clean(node), what="nothing is left")
 
 
 @pytest.mark.skipif(

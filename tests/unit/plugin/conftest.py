@@ -38,8 +38,10 @@ class FakeEngine:
     failure: Exception | None = None
     gate: threading.Event | None = None
     entered: threading.Event = field(default_factory=threading.Event)
+    within_seconds: float | None = None
 
-    def prepare(self, refs):
+    def prepare(self, refs, *, within_seconds=None):
+        self.within_seconds = within_seconds
         self.calls.append(("prepare", [ref.uid for ref in refs]))
         self.entered.set()
         if self.gate is not None:

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from mig_node import MigNode
+from prepare_fakes import wait_until
 
 from dra.errors import DraError
-from dra.prepare.setup import MIG_LOCK_WAIT_SECONDS
+from dra.prepare.setup import MIG_LOCK_WAIT_SECONDS, MIG_WORK_SECONDS
 
 
 @pytest.fixture
@@ -88,3 +89,23 @@ def test_what_a_claim_of_whole_gpus_does_asks_nothing_of_nvml(node):
         "claim-end",
         "claim-fetch",
     }
+
+
+def test_a_claim_that_cannot_have_its_gpu_in_time_is_refused_while_somebody_listens(node):
+    """Of more slow claims than the kubelet's patience has room for, the last hear why; their next call succeeds."""
+    first, second = node.claim(1, node.name(0, "1g.10gb", 0)), node.claim(2, node.name(0, "1g.10gb", 1))
+    fault = node.sim.set_fault("nvmlDeviceCreateGpuInstanceWithPlacement", gpu=0, hang=True)
+    engine = node.the_engine
+    with ThreadPoolExecutor(1) as pool:
+        stuck = pool.submit(engine.prepare, [first])
+        wait_until(lambda: node.sim.count_calls().get("nvmlDeviceCreateGpuInstanceWithPlacement"))
+        answer = engine.prepare([second], within_seconds=MIG_WORK_SECONDS + 0.5)[second.uid]
+        assert answer.code == "DRA-LOCK-TIMEOUT"
+        assert "gpu-0" in str(answer)
+        assert not stuck.done()
+        node.sim.clear(fault)
+        assert not isinstance(stuck.result(30)[first.uid], DraError)
+    assert not isinstance(engine.prepare([second], within_seconds=60.0)[second.uid], DraError)
+    # Who has what it needs is not refused for lack of time.
+    node.unprepare(second)
+    assert not isinstance(engine.prepare([second], within_seconds=0.0)[second.uid], DraError)
