@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[2]
 ELSEWHERE = {
     "fractional": "test_shares_cluster.py", "shares": "test_shares_cluster.py",
     "gpu-node-policy": "test_policies_cluster.py",
+    "deployment": "test_workload_examples.py", "job": "test_workload_examples.py",
+    "inference-server": "test_workload_examples.py", "training-pcie-root": "test_workload_examples.py",
 }  # fmt: skip
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.yaml") if path.stem not in ELSEWHERE)
 KUBECTL = shutil.which("kubectl") or shutil.which("kubectl", path=os.environ.get("KUBEBUILDER_ASSETS", ""))
