@@ -10,6 +10,7 @@ from dra.api.rules import claims as claim_rules
 from dra.api.rules.claims import request_names, validate_admin
 from dra.diagnose.validate_config import has_sharing
 from dra.diagnose.validate_model import Json, guess
+from dra.diagnose.validate_mps import MpsUses
 from dra.diagnose.validate_object import Subject
 
 _KIND_OF_KEY = {"resourceClaimName": "ResourceClaim", "resourceClaimTemplateName": "ResourceClaimTemplate"}
@@ -25,6 +26,7 @@ def check_references(subjects: Sequence[Subject], namespaces: dict[str, Json]) -
     known = {(one.kind, one.namespace, one.name): one for one in subjects}
     # For each template: how many containers of one pod use its claim, for every entry that names it.
     users: dict[int, list[int]] = {}
+    mps = MpsUses()
     for subject in subjects:
         for path, claim in _entries(subject):
             used = _uses(subject, str(claim.get("name")))
@@ -34,7 +36,9 @@ def check_references(subjects: Sequence[Subject], namespaces: dict[str, Json]) -
                 continue
             users.setdefault(id(target), []).append(len({container for container, _ in used}))
             _check_requests(subject, target, used)
+            mps.add(subject, str(claim.get("name")), target, used)
         _check_admin(subject, namespaces)
+    mps.report()
     for subject in subjects:
         counts = users.get(id(subject), [])
         if subject.kind == "ResourceClaimTemplate" and counts and max(counts) <= 1:
