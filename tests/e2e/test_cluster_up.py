@@ -81,6 +81,10 @@ def test_up_status_fault_down(root, capsys, monkeypatch):
     assert f"as process {found['pid']}" in capsys.readouterr().err
     # Faults of a node: on, listed, in the table, cleared.
     assert sim("fault", "t4-x1-0", "gpu-lost", "--gpu", "0", root=root) == 0
+    assert sim("fault", "t4-x1-0", "xid", "--gpu", "0", "--xid", "95", root=root) == 0
+    assert sim("fault", "t4-x1-0", "gpu-set", "--gpu", "0", "--set", "temperature=91", root=root) == 0
+    assert sim("fault", "t4-x1-0", "ecc", "--gpu", "0", root=root) == 0
+    assert sim("fault", "t4-x1-0", "gpu-set", "--gpu", "0", "--set", "warmth=1", root=root) == 2
     assert sim("fault", "t4-x1-0", "plugin-stop", root=root) == 0
     assert sim("fault", "api", "throttle", "--path", "/resourceslices", root=root) == 0
     capsys.readouterr()

@@ -10,6 +10,8 @@ import time
 import pynvml
 import pytest
 
+from dra.host.kernel_log import parse_record
+from dra.sim.node import SimulatedNode
 from dra.sim.nvml.control import DriverInUseError, SimControl
 
 
@@ -399,3 +401,41 @@ def test_types_the_gpu_does_not_have_are_refused(node):
     assert pynvml.nvmlDeviceGetSupportedEventTypes(handle) & pynvml.nvmlEventTypeXidCriticalError
     with raises(pynvml.NVML_ERROR_NOT_SUPPORTED):
         event_set(0, mask=1 << 40)
+
+
+# Health
+
+
+def test_an_xid_is_an_event_a_line_in_the_kernel_log_and_a_recovery_action(tmp_path):
+    made = SimulatedNode("dgx-h100", tmp_path / "health", real_nodes=False)
+    control, slot = made.control, made.profile.gpus[3]
+    log = made.root / "dev/kmsg"
+    assert log.read_text() == ""
+    control.push_xid(slot.minor, 119)
+    control.push_xid(slot.minor, 31, gi=3, ci=0, times=2, sources=("kernel log",))
+    found = [parse_record(line) for line in log.read_text().splitlines()]
+    assert [(each.address, each.xid, each.gi, each.ci) for each in found] == [
+        (slot.pci_address, 119, None, None), *[(slot.pci_address, 31, 3, 0)] * 2,
+    ]  # fmt: skip
+    assert [event.data for event in control.state.events] == [119]
+    assert control.state.gpu(slot.uuid).recovery_action == 1
+    control.recover_gpu(slot.minor)
+    assert control.state.gpu(slot.uuid).recovery_action == 0
+
+
+def test_a_reset_clears_what_waits_for_it_and_keeps_what_is_for_ever(tmp_path):
+    made = SimulatedNode("dgx-h100", tmp_path / "reset", real_nodes=False)
+    control, uuid = made.control, made.profile.gpus[0].uuid
+    control.add_ecc_errors(0, 3)
+    control.set_mig_layout(0, [("1g.10gb", 0)])
+    gpu = control.state.gpu(uuid)
+    assert (gpu.ecc_uncorrected, gpu.remap_pending, gpu.recovery_action) == (3, 1, 4)
+    control.recover_gpu(0)
+    gpu = control.state.gpu(uuid)
+    assert (gpu.ecc_uncorrected, gpu.ecc_uncorrected_total, gpu.remap_pending, gpu.recovery_action) == (
+        0,
+        3,
+        0,
+        0,
+    )
+    assert (gpu.instances, gpu.mig_current) == ([], 1)
