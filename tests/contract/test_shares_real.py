@@ -85,6 +85,7 @@ def installed(client):
     for document in read_manifests([MANIFESTS / "webhook-configuration.yaml"]):
         for hook in document["webhooks"]:
             path = hook["clientConfig"]["service"]["path"]
+            hook["timeoutSeconds"] = 30
             hook["clientConfig"] = {"url": f"https://127.0.0.1:{webhook.port}{path}", "caBundle": bundle}
         client.create(HOOKS[document["kind"]], document)
     client.create(NAMESPACES, {"metadata": {"name": "team", "labels": {"gpudra.dev/fractions": "enabled"}}})
