@@ -26,6 +26,7 @@ _REAP_SECONDS = 2.0
 # What is kept of a program's output.
 _OUTPUT_BYTES = 1 << 16
 NOT_RUN = 127
+_ENTER = "import os, sys; os.chroot(sys.argv[1]); os.chdir('/'); os.execv(sys.argv[2], sys.argv[2:])"
 
 
 @dataclass(frozen=True, slots=True)

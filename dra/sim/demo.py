@@ -17,17 +17,23 @@ from pathlib import Path
 from typing import Any
 
 from dra.errors import DraError
+from dra.prepare.sharing.time_slice import INTERVALS
 from dra.sim.cluster import SimCluster
 from dra.sim.cluster_node import ClusterNode
 from dra.sim.runtime import ContainerView
 
 Json = dict[str, Any]
 Print = Callable[[str], None]
+# Source: nvmlComputeMode_t.
+_COMPUTE_MODES = {2: "PROHIBITED", 3: "EXCLUSIVE_PROCESS"}
 
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """An example and what it shows. `gpus` is how many GPUs each container must see, by `pod/container`."""
+    """An example and what it shows. `gpus` is how many GPUs each container must see, by `pod/container`.
+
+    `passing`: it is deleted again before the story goes on.
+    """
 
     file: str
     title: str
@@ -35,9 +41,14 @@ class Chapter:
     # Containers that must see the same GPUs, and ones that must not share any.
     same: tuple[str, ...] = ()
     apart: tuple[str, ...] = ()
+    passing: bool = False
 
 
 CHAPTERS = (
+    Chapter("time-slicing.yaml", "Two pods take turns on one GPU, with a longer time-slice",
+            {"first/main": 1, "second/main": 1}, same=("first/main", "second/main"), passing=True),
+    Chapter("mps.yaml", "Two containers compute at once on one GPU, each with a limit, through MPS",
+            {"pair/left": 1, "pair/right": 1}, same=("pair/left", "pair/right"), passing=True),
     Chapter("gpu-per-pod.yaml", "One GPU for each pod, from one ResourceClaimTemplate",
             {"first/main": 1, "second/main": 1}, apart=("first/main", "second/main")),
     Chapter("gpu-shared-by-containers.yaml", "Two containers of a pod share one claim",
@@ -147,7 +158,13 @@ class Demo:
         seen: dict[str, tuple[int, ...]] = {}
         for uid in uids:
             self._show_pod(cluster, node, uid, seen)
+        self._show_sharing(node)
         self._check(chapter, seen)
+        if chapter.passing:
+            cluster.delete(file)
+            cluster.until(lambda: not cluster.pods() and not cluster.claims(), "the pods to go", log=node.log)
+            cluster.until(lambda: not _sharing(node), "the GPU to be as it was", log=node.log)
+            self._note("deleted again; the GPU is as it was")
 
     def _show_pod(
         self, cluster: SimCluster, node: ClusterNode, uid: str, seen: dict[str, tuple[int, ...]]
@@ -169,6 +186,10 @@ class Demo:
             self._note(f"container {name}/{container} sees {_sees(view)}")
             for line in _smi_list(view, cluster.slices()):
                 self._note(f"  {line}")
+
+    def _show_sharing(self, node: ClusterNode) -> None:
+        for line in _sharing(node):
+            self._note(line)
 
     @staticmethod
     def _check(chapter: Chapter, seen: dict[str, tuple[int, ...]]) -> None:
@@ -223,6 +244,22 @@ class Demo:
         cluster.until(lambda: not left(), "the CDI files and records to go", log=node.log)
         self._note("pods: 0   claims: 0   CDI files: 0   claim records: 0")
         self._note(f"ResourceSlices stay, for the next pod: {len(cluster.slices())}")
+
+
+def _sharing(node: ClusterNode) -> list[str]:
+    """Give what sharing has changed on a node: time-slices, compute modes, and MPS daemons with their limits."""
+    minors = {slot.uuid: slot.minor for slot in node.machine.profile.gpus}
+    found = []
+    for gpu in node.machine.control.state.gpus:
+        name = f"GPU {minors[gpu.uuid]} of the node"
+        if gpu.timeslice:
+            found.append(f"{name} has time-slice {INTERVALS[gpu.timeslice]}")
+        if gpu.compute_mode:
+            found.append(f"{name} has compute mode {_COMPUTE_MODES.get(gpu.compute_mode, gpu.compute_mode)}")
+    for row in node.keeper.daemons() if node.keeper is not None else ():
+        limits = "; ".join(row.spec.commands()) or "no limits"
+        found.append(f"MPS control daemon, process {row.pid}: {limits}")
+    return found
 
 
 def _claims_of(pod: Json, claims: Sequence[Json]) -> list[Json]:

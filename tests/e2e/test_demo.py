@@ -24,6 +24,9 @@ def test_the_demo_tells_the_whole_story_and_leaves_nothing_behind():
     assert "container trainer/main sees 2 GPU(s): " in text
     assert text.count("NVIDIA H100 80GB HBM3 (UUID: GPU-") >= 16
     assert "0/1 nodes are available: 1 cannot allocate all claims" in text
+    assert "GPU 0 of the node has time-slice Long" in text
+    assert "set_default_active_thread_percentage 50; set_default_device_pinned_mem_limit GPU-" in text
+    assert text.count("the GPU is as it was") == 2
     assert "pods: 0   claims: 0   CDI files: 0   claim records: 0" in text
 
 
