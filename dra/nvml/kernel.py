@@ -47,9 +47,15 @@ def kernel_gpus(paths: HostPaths) -> dict[PciAddress, KernelGpu]:
             number,
             "" if "?" in uuid else uuid,
             fields.get("Model", ""),
-            _mig_layout(paths, number),
+            _mig_layout(paths, f"gpu{number}"),
         )
     return found
+
+
+def mig_layouts(paths: HostPaths) -> dict[str, tuple[str, ...]]:
+    """Give the instances of every GPU that can have some, by the name of its directory (`gpu3`)."""
+    folder = paths.proc / "driver/nvidia/capabilities"
+    return {name: _mig_layout(paths, name) for name in _listing(folder) if name.startswith("gpu")}
 
 
 def _information(path: Path) -> dict[str, str]:
@@ -61,9 +67,9 @@ def _information(path: Path) -> dict[str, str]:
     return {key.strip(): value.strip() for key, colon, value in pairs if colon}
 
 
-def _mig_layout(paths: HostPaths, minor: int | None) -> tuple[str, ...]:
+def _mig_layout(paths: HostPaths, gpu: str) -> tuple[str, ...]:
     """Give the instances of a GPU (`gi7`, `gi7/ci0`); a change tells that somebody has partitioned it."""
-    folder = paths.proc / f"driver/nvidia/capabilities/gpu{minor}/mig"
+    folder = paths.proc / f"driver/nvidia/capabilities/{gpu}/mig"
     found: list[str] = []
     for instance in _listing(folder):
         if instance.startswith("gi"):

@@ -25,6 +25,7 @@ from dra.controller.publisher import Publisher
 from dra.errors import DraError, HostError
 from dra.health.feed import HealthFeed
 from dra.host.boot import boot_id
+from dra.inventory.layout_watch import LayoutWatch
 from dra.inventory.live import LiveInventory, on_bus_of
 from dra.inventory.model import Inventory
 from dra.inventory.ownership import scan_with_owned
@@ -32,6 +33,7 @@ from dra.inventory.scan import Scanner
 from dra.kube.client import KubeClient
 from dra.kube.connection import Connection, KubeOptions
 from dra.kube.events import EventRecorder
+from dra.nvml.kernel import mig_layouts
 from dra.nvml.session import HoldPolicy, NvmlSession
 from dra.plugin.claim_status import ClaimStatusWriter, claim_status_writer
 from dra.plugin.counters import server_keeps_counters, server_keeps_shares
@@ -90,12 +92,17 @@ class Daemon:
         self.session = NvmlSession(
             machine.library, hold=HoldPolicy(settings.nvml_hold), kernel_version=machine.kernel_version
         )
+        layouts = LayoutWatch(
+            lambda: mig_layouts(paths),
+            tidy=self.session.tidy,
+            changed=lambda: self.inventory.rescan("somebody changed the MIG layout"),
+        )
         self.inventory = LiveInventory(
-            self._scan_of(Scanner(self.session, paths)),
+            layouts.around(self._scan_of(Scanner(self.session, paths))),
             interval_seconds=settings.inventory_interval_seconds,
             in_use=self._devices_in_use,
             on_bus=on_bus_of(paths),
-            tidy=self.session.tidy,
+            tidy=layouts.tidy,
         )
         self.sharing = sharing_of(
             paths,

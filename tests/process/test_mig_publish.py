@@ -74,8 +74,9 @@ def test_a_server_without_counters_never_sees_a_partition_beside_its_gpu(node, v
 
 
 def test_a_layout_changed_by_hand_makes_that_gpu_static_and_back(node):
+    """Long before the next regular look."""
     on = node("1.36")
-    on.daemon("--mig-mode", "dynamic", "--inventory-interval", "1")
+    on.daemon("--inventory-interval", "3600")
     published(on, 8 * 26)
     on.machine.control.set_mig_layout(0, [("3g.40gb", 4), ("3g.40gb", 0)])
     found = published(on, 7 * 26 + 2)
@@ -88,6 +89,18 @@ def test_a_layout_changed_by_hand_makes_that_gpu_static_and_back(node):
     }
     on.machine.control.set_mig_mode(0, enabled=False)
     assert published(on, 8 * 26)
+
+
+def test_a_layout_by_hand_is_published_within_seconds_where_partitions_are_not_made_on_demand(node):
+    on = node("1.36", profile="dgx-a100")
+    for slot in on.machine.profile.gpus:
+        on.machine.control.set_mig_mode(slot.minor, enabled=True)
+    on.daemon("--mig-mode=static", "--inventory-interval", "3600")
+    wait_until(lambda: on.wait_published(), what="the pool is there")
+    on.machine.control.set_mig_layout(3, [("1g.5gb", 0), ("3g.20gb", 4)])
+    published(on, 2)
+    on.machine.control.set_mig_layout(3, [("7g.40gb", 0)])
+    published(on, 1)
 
 
 @pytest.mark.parametrize(
