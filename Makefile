@@ -19,7 +19,7 @@ help:
 	@echo "make lint   ruff, mypy, import-linter"
 	@echo "make bench  figures beside their budgets"
 	@echo "make soak   random claims, faults and restarts for DURATION seconds (120)"
-	@echo "make docs   regenerate docs/metrics.md from the code"
+	@echo "make docs   regenerate the pages of docs/ that come from the code"
 	@echo "make manifests  render deploy/manifests from the chart"
 	@echo "make proto  regenerate dra/pb from proto/"
 	@echo "make schema regenerate docs/schemas from the models of the opaque configurations"
@@ -83,6 +83,7 @@ lock:
 
 docs: $(STAMP)
 	PYTHONPATH=. $(PY) docs/metrics_page.py
+	PYTHONPATH=. $(PY) docs/pages.py
 
 manifests: $(STAMP) $(CHART_STAMP)
 	$(PY) deploy/values_schema.py
