@@ -62,10 +62,10 @@ def _add_up(verbs: Any) -> None:
     up = verbs.add_parser("up", help="run a cluster until Ctrl-C, or with --detach until `down`")
     up.add_argument("--nodes", default="dgx-h100", help="machine profiles, for example dgx-h100x4,l40s-x4")
     up.add_argument("--version", default="1.36", help="the Kubernetes version to play, 1.32 to 1.37")
-    up.add_argument("--port", type=int, default=0, help="port of the API server (default: a free one)")
+    up.add_argument("--port", type=_port, default=0, help="port of the API server (default: a free one)")
     up.add_argument(
         "--real",
-        type=int,
+        type=_count,
         default=None,
         metavar="N",
         help="nodes with a driver process of their own; the others run in the cluster's process (default: up to 4)",
@@ -74,6 +74,19 @@ def _add_up(verbs: Any) -> None:
     up.add_argument("--keep", action="store_true", help="leave the nodes' files and logs at the end")
     _add_root(up)
     _add_manifests(up)
+
+
+def _port(text: str) -> int:
+    number = _count(text)
+    if number > 65535:
+        raise argparse.ArgumentTypeError(f"{text} is no port: 0 to 65535")
+    return number
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0")
+    return int(text)
 
 
 def _add_fault(verbs: Any) -> None:

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dra.allocator.model import CompileSelector
+from dra.api.versions import NEWEST_KUBERNETES, OLDEST_KUBERNETES
 from dra.errors import ConfigError, DraError
 from dra.plugin.settings import DEFAULT_MIG_MODE
 from dra.sim.apiserver import SimApiServer
@@ -68,6 +69,9 @@ def parse_nodes(text: str) -> list[tuple[str, str]]:
 _DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
+VERSIONS = tuple(f"1.{minor}" for minor in range(OLDEST_KUBERNETES[1], NEWEST_KUBERNETES[1] + 1))
+
+
 class SimCluster:
     """Nodes under `root`. Use as a context manager: everything ends with it.
 
@@ -104,12 +108,13 @@ class SimCluster:
             from dra.cel import compile_selector as found
 
             compile_selector = found
-        try:
-            self.api = SimApiServer(port=port, version=version, features=features)
-        except (ValueError, IndexError) as error:
+        if version not in VERSIONS:
             raise ConfigError(
-                "DRA-SIM-VERSION", f"{version!r} is no version to play", remedy="Give 1.32 to 1.37."
-            ) from error
+                "DRA-SIM-VERSION",
+                f"{version!r} is no version to play",
+                remedy=f"Give one of {', '.join(VERSIONS)}.",
+            )
+        self.api = SimApiServer(port=port, version=version, features=features)
         self.control = ControlPlane(self.api, compile_selector)
         self.wanted = list(nodes)
         self._real = min(len(self.wanted), MOST_PROCESSES) if real is None else real

@@ -64,6 +64,8 @@ class SimulatedNode:
         self, profile: MachineProfile, *, layout: str, salt: str, fresh: bool, real_nodes: bool | None
     ) -> None:
         """Build the files, then write the state: a node that was half made is made again."""
+        # First of all: what a half made node leaves is known as one by this folder.
+        (self.root / SIM_FOLDER).mkdir(parents=True, exist_ok=True)
         state = first_state(profile, salt=salt, layout=layout, fresh=fresh)
         tree = build_tree(
             profile, self.root, layout=layout, real_nodes=real_nodes, fresh=fresh, boot_id=state.boot_id

@@ -91,6 +91,13 @@ def running(root: Path) -> RunFile:
         DraError: DRA-SIM-NOT-RUNNING.
     """
     found = read_run_file(root)
+    holder = lock_holder(root) if found is None else 0
+    if holder:
+        raise DraError(
+            "DRA-SIM-RUN-FILE",
+            f"a cluster runs in {root} as process {holder}, but its run file {_NAME} cannot be read",
+            remedy=f"End it with: dra sim down --root {root}",
+        )
     if found is None or not found.alive:
         stale = " (its process has ended without cleaning up)" if found is not None else ""
         raise DraError(
@@ -99,6 +106,22 @@ def running(root: Path) -> RunFile:
             remedy="Start one with: dra sim up --detach. Another directory is given with --root.",
         )
     return found
+
+
+def lock_holder(root: Path) -> int:
+    """Give the pid of the process that holds a directory, 0 if nobody does or it has not said so yet."""
+    try:
+        file = os.open(root / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        text = os.read(file, 20)
+        return int(text) if text.isdigit() else 0
+    finally:
+        os.close(file)
+    return 0
 
 
 class RootLock:
@@ -122,13 +145,15 @@ class RootLock:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(self._file)
-            found = read_run_file(root)
-            who = f" as process {found.pid}" if found is not None and found.alive else ""
+            holder = lock_holder(root)
+            who = f" as process {holder}" if holder else ""
             raise ConfigError(
                 "DRA-SIM-RUNNING",
                 f"a simulated cluster runs in {root} already{who}",
                 remedy=f"End it with: dra sim down --root {root}. Or give another directory with --root.",
             ) from error
+        os.ftruncate(self._file, 0)
+        os.write(self._file, str(os.getpid()).encode())
 
     def release(self) -> None:
         """Let the directory go."""

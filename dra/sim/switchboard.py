@@ -6,6 +6,7 @@ remembered here, so that the list is always true.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -212,6 +213,7 @@ class Switchboard:
             "method": options.get("method"), "path": options.get("path"), "times": options.get("times"),
             "seconds": options.get("seconds"), "code": options.get("code"),
         }  # fmt: skip
+        _check_api_options(given)
         chosen = {**settings, **{key: value for key, value in given.items() if value is not None}}
         self._cluster.api.faults.set(name, **chosen)  # type: ignore[arg-type]
         return f"api: {text}"
@@ -313,6 +315,27 @@ def _node_faults(node: ClusterNode) -> list[tuple[str, str]]:
         ]
         found.append(("nvml", f"{fault.function} {where}{', '.join(filter(None, does))}"))
     return found
+
+
+def _check_api_options(given: Options) -> None:
+    """Refuse what the server could not do.
+
+    Raises:
+        ConfigError: DRA-SIM-FAULT.
+    """
+    seconds, code, times, path = (given.get(key) for key in ("seconds", "code", "times", "path"))
+    if seconds is not None and not 0 <= seconds < float("inf"):
+        raise _wrong(f"--seconds {seconds} is no time", "Give a number from 0.")
+    if code is not None and not 400 <= code <= 599:
+        raise _wrong(f"--code {code} is no status of a failure", "Give 400 to 599.")
+    if times is not None and times < 1:
+        raise _wrong(f"--times {times} hits no request", "Give a number from 1.")
+    try:
+        re.compile(path or "")
+    except re.error as error:
+        raise _wrong(
+            f"--path {path!r} is no regular expression: {error}", "For example: --path /pods"
+        ) from error
 
 
 def _api_name(fault: ApiFault) -> str:

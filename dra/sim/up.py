@@ -7,8 +7,11 @@ removes them.
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from dra.errors import DraError
+from dra.errors import ConfigError, DraError, HostError
 from dra.sim.cluster import SimCluster
 from dra.sim.cluster_status import cluster_status
 from dra.sim.door import Door
@@ -30,6 +33,7 @@ from dra.sim.run_file import (
     clean,
     forget_run,
     has_leftovers,
+    lock_holder,
     own_run_file,
     process_start,
     read_run_file,
@@ -91,6 +95,7 @@ def run_up(settings: UpSettings, say: Callable[[str], None]) -> None:
         DraError: a driver did not come up.
     """
     root = settings.root
+    make_root(root)
     lock = RootLock(root)
     signals = _Signals()
     sys.setswitchinterval(_SWITCH_SECONDS)
@@ -119,6 +124,14 @@ def run_up(settings: UpSettings, say: Callable[[str], None]) -> None:
                 door.close()
     except _Stopped:
         pass
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE}:
+            raise
+        raise HostError(
+            "DRA-SIM-FILES",
+            f"the cluster cannot go on in {root}: {error.strerror}",
+            remedy="Free what is short, or give another directory with --root.",
+        ) from error
     finally:
         signals.starting = False
         clean(root, nodes=not settings.keep)
@@ -154,7 +167,7 @@ def start_detached(root: Path, arguments: Sequence[str]) -> RunFile:
     Raises:
         DraError: DRA-SIM-UP with the end of its log.
     """
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_root(root)
     # The log is read through this handle: a cluster that fails removes its files.
     with (root / LOG).open("w+b") as log:
         process = subprocess.Popen(
@@ -171,8 +184,38 @@ def start_detached(root: Path, arguments: Sequence[str]) -> RunFile:
             process.terminate()
             process.wait()
         log.seek(0)
-        text = log.read().decode(errors="replace").strip().removeprefix("error: ")
+        text = log.read().decode(errors="replace").strip()
+    if not text and shutil.disk_usage(root).free < _LITTLE:
+        text = f"error: DRA-SIM-FILES: the disk of {root} is full\n  Free space, or give another --root."
+    said = _SAID.fullmatch(text)
+    if said is not None:
+        raise DraError(said[1], said[2], remedy=said[3] or "")
     raise DraError("DRA-SIM-UP", f"the cluster did not come up: {text[-1500:] or 'nothing was said'}")
+
+
+# With less than this on the disk not even an error can be written.
+_LITTLE = 64 * 1024
+# An error as the command line prints it: code, message, remedy.
+_SAID = re.compile(r"error: (DRA-[A-Z0-9-]+): ([^\n]*)(?:\n +([^\n]*))?")
+
+
+def make_root(root: Path) -> None:
+    """Make the cluster's directory.
+
+    Raises:
+        ConfigError: DRA-SIM-ROOT: it cannot be made, or not be written to.
+    """
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        why = "" if os.access(root, os.W_OK | os.X_OK) else "it may not be written to"
+    except OSError as error:
+        why = error.strerror or str(error)
+    if why:
+        raise ConfigError(
+            "DRA-SIM-ROOT",
+            f"{root} cannot be the cluster's directory: {why}",
+            remedy="Give another --root, for example /tmp/sim.",
+        )
 
 
 def run_down(root: Path, *, keep: bool = False) -> bool:
@@ -184,6 +227,9 @@ def run_down(root: Path, *, keep: bool = False) -> bool:
     if not root.is_dir():
         return False
     found = read_run_file(root)
+    if found is None and (holder := lock_holder(root)):
+        # Its run file is gone or damaged: who holds the lock is the cluster.
+        found = RunFile(holder, process_start(holder))
     ran = found is not None and found.alive
     if found is not None and ran:
         _end(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -16,10 +17,11 @@ from pathlib import Path
 import pytest
 
 from dra.cli.main import main
+from dra.errors import DraError
 from dra.sim.cluster import SimCluster
 from dra.sim.in_process import SharedMachine
 from dra.sim.run_file import RunFile, process_start, read_run_file
-from dra.sim.up import run_down
+from dra.sim.up import UpSettings, run_down, run_up
 from dra.slices.features import NEWEST
 from dra.slices.pool import build_pool
 
@@ -165,7 +167,7 @@ def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing(root, capsys, m
         taken.listen()
         assert up(root, "--port", str(taken.getsockname()[1])) == 1
     said = capsys.readouterr().err
-    assert "DRA-SIM-UP" in said and "Address already in use" in said
+    assert "DRA-SIM-PORT" in said and "Address already in use" in said
     assert "Traceback" not in said
     run_down(root)
 
@@ -214,6 +216,84 @@ def shared():
 
 
 # -- in this process ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("delay", "--seconds", "-5"), "--seconds -5.0 is no time"),
+        (("delay", "--seconds", "nan"), "--seconds nan is no time"),
+        (("error", "--code", "42"), "--code 42 is no status of a failure"),
+        (("throttle", "--times", "0"), "--times 0 hits no request"),
+        (("freeze", "--path", "("), "--path '(' is no regular expression"),
+    ],
+)
+def test_a_fault_of_the_api_that_the_server_could_not_do_is_refused(shared, capsys, words, why):
+    capsys.readouterr()
+    assert sim("fault", "api", *words, root=shared) == 2
+    assert why in capsys.readouterr().err
+    assert sim("fault", root=shared) == 0
+    assert capsys.readouterr().out == "faults: none\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--version", "1.99"), "DRA-SIM-VERSION"),
+        (("--version", "1.36.2"), "DRA-SIM-VERSION"),
+        (("--nodes", "dgx-h100x0"), "DRA-SIM-NODES"),
+    ],
+)
+def test_what_up_cannot_do_is_said_in_one_error_with_its_remedy(root, capsys, monkeypatch, words, why):
+    monkeypatch.chdir(ROOT)
+    assert up(root, *words) != 0
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"error: {why}: ")
+    assert second.startswith("  ")
+    assert not (root / "run.json").exists()
+
+
+@pytest.mark.parametrize("words", [("--port", "-1"), ("--port", "65536"), ("--port", "x"), ("--real", "-1")])
+def test_numbers_out_of_range_are_usage_errors(root, words):
+    with pytest.raises(SystemExit, match="2"):
+        up(root, *words)
+
+
+def test_a_file_in_place_of_the_directory_is_an_error_that_names_it(tmp_path, capsys):
+    file = tmp_path / "file"
+    file.touch()
+    assert up(file) != 0
+    assert f"DRA-SIM-ROOT: {file} cannot be the cluster's directory" in capsys.readouterr().err
+
+
+def test_a_cluster_whose_run_file_is_damaged_is_known_by_its_lock_and_ended(root, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert up(root, "--nodes", "t4-x1", "--real", "0") == 0
+    found = read_run_file(root)
+    assert found is not None
+    (root / "run.json").write_text("{bad")
+    assert sim("status", root=root) != 0
+    assert f"DRA-SIM-RUN-FILE: a cluster runs in {root} as process {found.pid}" in capsys.readouterr().err
+    assert sim("down", root=root) == 0
+    until(lambda: not lives(found.pid), "the cluster to end")
+    assert not root.exists()
+
+
+def test_a_disk_that_is_full_is_said_and_nothing_stays(root, capsys, monkeypatch):
+    def full(*_args, **_more):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("dra.sim.up.SimCluster", full)
+    settings = UpSettings(root=root, nodes=[("t4-x1-0", "t4-x1")])
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        with pytest.raises(DraError, match="No space left on device") as refused:
+            run_up(settings, print)
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+    assert refused.value.code == "DRA-SIM-FILES"
+    assert not root.exists()
 
 
 def test_in_process_nodes_publish_what_a_driver_process_publishes(tmp_path):
