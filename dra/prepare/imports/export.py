@@ -54,7 +54,7 @@ def export_records(records: Iterable[Record], inventory: Inventory, *, boot_id: 
             result.device for result, device in zip(record.results, devices, strict=True) if device is None
         ]
         if not reason and missing:
-            reason = f"device {missing[0]} is not on this node any more"
+            reason = _why_missing(missing[0], inventory)
         if reason:
             refused.append((str(record.ref) if record.ref.name else record.ref.uid, reason))
             continue
@@ -67,6 +67,13 @@ def export_records(records: Iterable[Record], inventory: Inventory, *, boot_id: 
             )
         )
     return Exported(Checkpoint(tuple(claims), boot_id=boot_id), tuple(c.uid for c in claims), tuple(refused))
+
+
+def _why_missing(device: str, inventory: Inventory) -> str:
+    if not inventory.gpus and inventory.problems:
+        # The look at the hardware failed: a wrong driver root, no driver.
+        return f"device {device} was not found, because no GPU was: {inventory.problems[0].message}"
+    return f"device {device} is not on this node any more"
 
 
 def write_export(exported: Exported, state_dir: Path, *, release: str) -> Path:

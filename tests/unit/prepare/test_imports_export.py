@@ -6,6 +6,7 @@ import pytest
 from prepare_fakes import uid_of
 
 from dra.errors import HostError
+from dra.inventory.model import Inventory, ScanProblem
 from dra.prepare.imports.export import export_records, write_export
 from dra.prepare.record import JournalEntry
 
@@ -43,6 +44,11 @@ def test_what_their_driver_could_not_undo_is_refused_with_the_reason(node):
     }
     lost = replace(record, results=(replace(record.results[0], device="gpu-99"),))
     assert "gpu-99" in export_records([lost], node.inventory, boot_id=node.boot_id).refused[0][1]
+    blind = Inventory(
+        problems=(ScanProblem("node", "DRA-NVML-LIBRARY-NOT-FOUND", "no library under /wrong"),)
+    )
+    ((_, why),) = export_records([record], blind, boot_id=node.boot_id).refused
+    assert "no GPU was: no library under /wrong" in why
 
 
 def test_a_time_slice_is_told_to_the_group_that_has_it(node):
