@@ -14,11 +14,12 @@ from typing import Any
 from dra.api.gpu_settings import NO_SETTINGS, NodeSettings
 from dra.health.feed import HealthFeed, plan_conditions
 from dra.inventory.diff import InventoryDiff
-from dra.inventory.model import Inventory
+from dra.inventory.model import Gpu, Inventory
 from dra.slices.devices import SliceProblem
 from dra.slices.features import NEWEST, ServerFeatures
 from dra.slices.partitions import as_published
 from dra.slices.pool import MigMode, PoolContent, build_pool
+from dra.slices.sharing import identity_of
 from dra.slices.taints import Taint
 from dra.telemetry.log import get_logger
 
@@ -171,7 +172,10 @@ class PoolSource:
                 self._build()
 
     def _shown(self, inventory: Inventory) -> Inventory:
-        return as_published(inventory, mig_mode=self._mig_mode, features=self._features)
+        def mode_of(gpu: Gpu) -> MigMode:
+            return self._settings.of(identity_of(gpu)).mig.mode or self._mig_mode
+
+        return as_published(inventory, mode_of=mode_of, features=self._features)
 
     def _build(self) -> None:
         if self._inventory is None:

@@ -8,6 +8,7 @@ Source: KEP-4815; reference driver, dynamic MIG.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -69,14 +70,16 @@ def plan_forms(gpu: Gpu, *, mig_mode: MigMode, features: ServerFeatures) -> Form
     return Forms(whole=False, possible=True) if gpu.mig_enabled else static
 
 
-def as_published(inventory: Inventory, *, mig_mode: MigMode, features: ServerFeatures) -> Inventory:
+def as_published(
+    inventory: Inventory, *, mode_of: Callable[[Gpu], MigMode], features: ServerFeatures
+) -> Inventory:
     """Leave out of an inventory what no pool shows: the partitions of GPUs that are offered in all their forms.
 
     Two inventories that are equal then publish the same, though partitions were made or destroyed in between.
     """
 
     def shown(gpu: Gpu) -> Gpu:
-        forms = plan_forms(gpu, mig_mode=mig_mode, features=features)
+        forms = plan_forms(gpu, mig_mode=mode_of(gpu), features=features)
         if not forms.possible:
             return gpu
         return replace(

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from dra.api.claim import ClaimRef
+from dra.api.gpu_settings import GpuSettings, MigSettings, NodeSettings
 from dra.errors import HostError
 from dra.health.feed import HealthFeed
 from dra.inventory.diff import diff
-from dra.inventory.model import Gpu, Inventory, MigProfile
+from dra.inventory.model import Gpu, Inventory, MigDevice, MigProfile
 from dra.inventory.ownership import Owned
 from dra.plugin.owned import owned_by
 from dra.plugin.pool_source import PoolSource, narrow
@@ -52,6 +53,38 @@ def source():
 
 def names(pool):
     return [device["name"] for device in pool.devices]
+
+
+PROFILE = MigProfile("7g.80gb", 0, 81152, 132, 8, 7, 0, 7, 1, ((0, 8),))
+
+
+def with_partition(number, *, ours):
+    mig = MigDevice(f"MIG-{number}", PROFILE, 0, 0, 0, 8, ours=ours)
+    return replace(
+        gpu(0),
+        mig_capable=True,
+        mig_enabled=True,
+        mig_mode_ours=ours,
+        mig_profiles=(PROFILE,),
+        mig_devices=(mig,),
+    )
+
+
+def test_partitions_that_come_and_go_for_claims_publish_nothing_new_and_those_of_a_static_gpu_do():
+    for settings, ours, published in (
+        (NodeSettings(), True, 1),
+        (NodeSettings(), False, 2),
+        (NodeSettings(GpuSettings(mig=MigSettings(mode="static"))), True, 2),
+    ):
+        pools = []
+        made = PoolSource(
+            "gpu.nvidia.com", "node-a", feed=HealthFeed(), mig_mode="dynamic", settings=settings
+        )
+        made.publish_to(pools.append)
+        for number in (1, 2):
+            now = inventory(with_partition(number, ours=ours))
+            made.inventory_changed(now, diff(Inventory(), now))
+        assert len(pools) == published
 
 
 def test_nothing_is_published_before_the_hardware_was_looked_at():
