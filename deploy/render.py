@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[1]
 CHART = ROOT / "deploy/helm/dra-driver-nvidia-gpu"
 MANIFESTS = ROOT / "deploy/manifests"
 NAME = "dra-driver-nvidia-gpu"
+# Made from the profiles that are known; the chart has a copy.
+MIG_CLASSES = MANIFESTS / "deviceclasses-mig.yaml"
 # Newest first fit: DeviceClasses of v1, rolling updates with two instances.
 KUBERNETES = "1.36.0"
 
@@ -62,6 +64,7 @@ def copy_definitions() -> list[str]:
     folder.mkdir(parents=True)
     for path in definitions():
         shutil.copyfile(path, folder / path.name)
+    shutil.copyfile(MIG_CLASSES, CHART / "files/deviceclasses-mig.yaml")
     return []
 
 

@@ -161,6 +161,7 @@ def test_the_plugin_understands_every_variable_and_none_is_without_effect():
         "kubeletPlugin": {
             "driverCapabilities": "compute,utility", "cdiExposure": "soname", "nvmlHold": "never", "nodeLabels": "nfd",
             "additionalXidsToIgnore": "13,31", "cleanUpMpsDeployments": True, "startJitterSeconds": 5, "devCharLinks": False,
+            "healthEffects": "gpu-lost=NoExecute", "claimStatus": False, "deviceMetadata": True, "nodePolicies": False,
         },
     }  # fmt: skip
     plugin = plugin_of(render(values))
@@ -448,6 +449,16 @@ def test_the_manifests_are_rendered_from_the_chart():
         ["python3", str(ROOT / "deploy/render.py"), "--check"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_classes_of_mig_profiles_come_by_option_and_are_the_manifests(all_versions):
+    manifest = ROOT / "deploy/manifests/deviceclasses-mig.yaml"
+    assert (CHART / "files/deviceclasses-mig.yaml").read_text() == manifest.read_text(), "run: make manifests"
+    wanted = {each["metadata"]["name"] for each in yaml.safe_load_all(manifest.read_text()) if each}
+    found = of_kind(render({"deviceClasses": {"migProfiles": True}}), "DeviceClass")
+    assert wanted < {each["metadata"]["name"] for each in found}
+    old = of_kind(render({"deviceClasses": {"migProfiles": True}}, version="1.33"), "DeviceClass")
+    assert not wanted & {each["metadata"]["name"] for each in old}
 
 
 def test_the_schema_of_the_values_is_current_and_refuses_no_default():

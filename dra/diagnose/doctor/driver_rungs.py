@@ -168,6 +168,16 @@ def look_at_nvml(ctx: NodeContext) -> Looked:
                 "One is excluded (NVreg_ExcludedGpus), lost, or in use for passthrough: nvidia-smi -L and dmesg tell which.",
             )
         )
+    sleepers = [f"gpu-{gpu.minor}" for gpu in usable if not gpu.persistence]
+    if sleepers:
+        findings.append(
+            note(
+                "DRA-NVML-PERSISTENCE-OFF",
+                f"persistence mode is off on {', '.join(sleepers)}: such a GPU is not watched while nobody uses it, and its "
+                "first use takes seconds",
+                "Run nvidia-persistenced on the node.",
+            )
+        )
     migs = sum(len(gpu.mig_devices) for gpu in inventory.gpus)
     cuda = "{}.{}".format(*inventory.cuda_version) if inventory.cuda_version else "unknown"
     text = (

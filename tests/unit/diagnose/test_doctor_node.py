@@ -173,6 +173,13 @@ def test_a_lost_gpu_is_a_warning_that_names_it(machine):
     assert report.exit_code == 3
 
 
+def test_gpus_without_persistence_mode_are_told(machine):
+    machine.sim.control.set_gpu(1, persistence=False)
+    report = machine.diagnose()
+    assert codes(report) == ["DRA-NVML-PERSISTENCE-OFF"] and report.exit_code == 0
+    assert "gpu-1" in as_text(report)
+
+
 # -- device nodes
 
 
