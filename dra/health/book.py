@@ -147,7 +147,7 @@ class HealthBook:
             self.xid_counts[gpu, event.xid] += count
         self._last_xid[gpu] = _Last(event, self._clock())
         action = None if reading is None or reading.error else reading.recovery_action
-        grade = self._policy.grade_xid(event.xid, action=action)
+        grade = self._policy.grade_xid(event.xid, action=action, gpu=gpu)
         self._set_xid(event, grade, action if grade > Grade.NOTE else None, reading)
 
     def take_reading(self, gpu: str, reading: Reading) -> None:
@@ -156,6 +156,9 @@ class HealthBook:
             # Nothing is known about this GPU: what there is stays.
             return
         hot = (Scope(gpu), THERMAL) in self._conditions
+        limit = self._policy.of_gpu(gpu).temperature_celsius
+        if limit is not None:
+            reading = replace(reading, slowdown_temperature=limit)
         found = {each.key: each for each in findings(reading, hot=hot)}
         self._take_findings(gpu, found, reading)
         if not reading.error:
@@ -244,7 +247,7 @@ class HealthBook:
             event = last.event
             if action in _WHOLE_GPU_ACTIONS and not event.scope.whole:
                 event = replace(event, scope=Scope(gpu))
-            if event.xid not in self._policy.ignored_xids:
+            if not self._policy.ignores(event.xid, gpu):
                 self._set_xid(event, Grade.ILL, action, reading)
                 return
         # The XID that goes with it may be on its way, and tell which MIG device it is about.
@@ -293,7 +296,7 @@ class HealthBook:
         return (
             _is_guess(old)
             and grade >= Grade.ILL
-            and self._policy.grade_xid(event.xid, action=None) >= Grade.ILL
+            and self._policy.grade_xid(event.xid, action=None, gpu=event.scope.gpu) >= Grade.ILL
             and self._wall() - old.since <= BLAME_SECONDS
         )
 

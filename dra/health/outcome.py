@@ -65,7 +65,9 @@ def plan_verdict(conditions: Iterable[Condition], inventory: Inventory, policy: 
     # The XID says most about the cause: it comes first.
     for condition in sorted(conditions, key=lambda each: each.key != XID):
         for device in devices_of(condition.scope, inventory):
-            effect = policy.effect(condition.key, condition.grade)
+            effect = policy.effect(
+                condition.key, condition.grade, gpu=condition.scope.gpu, value=condition.value
+            )
             added = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(condition.since))
             mark = Mark(f"{DOMAIN}/{condition.key}", effect, condition.value, added)
             marks.setdefault(device, []).append(mark)

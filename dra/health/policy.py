@@ -10,11 +10,12 @@ device plugin and DRA driver.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
+from dra.api.gpu_settings import HealthSettings
 from dra.errors import ConfigError
 
 Effect = Literal["NoSchedule", "NoExecute", "None"]
@@ -98,26 +99,39 @@ class HealthPolicy:
     Args:
         ignored_xids: XIDs that are never more than a note, beside NVIDIA's skip list.
         effects: by key, the effect of an illness; a note has the effect None whatever this says.
+        of_gpu: what a GpuNodePolicy says of a GPU, by its UUID.
     """
 
     ignored_xids: frozenset[int] = frozenset()
     effects: Mapping[str, Effect] = field(default_factory=dict)
+    of_gpu: Callable[[str], HealthSettings] = lambda _uuid: HealthSettings()
 
-    def effect(self, key: str, grade: Grade) -> Effect:
-        """Give the effect of the taint."""
+    def effect(self, key: str, grade: Grade, *, gpu: str = "", value: str = "") -> Effect:
+        """Give the effect of the taint; `value` is the number of the XID where it is one."""
         if grade is Grade.NOTE:
             return "None"
+        rule = self.of_gpu(gpu).xids.get(int(value)) if key == XID and value.isdecimal() else None
+        if rule is not None and rule != "Ignore":
+            return rule
         return self.effects.get(key, _DEFAULT_EFFECTS.get(key, "NoSchedule"))
 
-    def grade_xid(self, xid: int, *, action: int | None) -> Grade:
-        """Say how bad an XID is.
+    def ignores(self, xid: int, gpu: str) -> bool:
+        """Whether an XID is never more than a note on a GPU."""
+        rule = self.of_gpu(gpu).xids.get(xid)
+        return xid in self.ignored_xids if rule is None else rule in ("Ignore", "None")
+
+    def grade_xid(self, xid: int, *, action: int | None, gpu: str = "") -> Grade:
+        """Say how bad an XID is. A rule of a GpuNodePolicy decides before NVML's recovery action.
 
         Args:
             xid: its number.
+            gpu: UUID of the GPU.
             action: NVML's recovery action as read after it; None where the driver has none or does not answer.
         """
-        if xid in self.ignored_xids:
+        if self.ignores(xid, gpu):
             return Grade.NOTE
+        if xid in self.of_gpu(gpu).xids:
+            return Grade.LOST if xid in LOST_XIDS else Grade.ILL
         if action is not None:
             return Grade.NOTE if action == NO_ACTION else Grade.ILL
         if xid in APPLICATION_XIDS or xid in REPORT_XIDS:

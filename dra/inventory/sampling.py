@@ -65,6 +65,7 @@ class Sampler:
         inventory: the GPUs there are.
         held: names of devices that claims hold.
         min_interval_seconds: a younger round is given again.
+        interval: asked at each round where that may change; the longer of the two counts.
         call_seconds: how long a GPU may take; None for the session's own limit.
     """
 
@@ -75,11 +76,13 @@ class Sampler:
         *,
         held: Callable[[], Collection[str]] = tuple,
         min_interval_seconds: float = MIN_INTERVAL_SECONDS,
+        interval: Callable[[], float] = lambda: 0.0,
         call_seconds: float | None = None,
         reader: TelemetryReader | None = None,
     ) -> None:
         self._session, self._inventory, self._held = session, inventory, held
         self._min_interval_seconds, self._call_seconds = min_interval_seconds, call_seconds
+        self._interval = interval
         self._reader = reader or TelemetryReader()
         self._mutex = threading.Lock()
         self._round: _Round | None = None
@@ -105,7 +108,7 @@ class Sampler:
         with self._mutex:
             this = self._round
             if this is not None:
-                young = time.monotonic() - this.began < self._min_interval_seconds
+                young = time.monotonic() - this.began < max(self._min_interval_seconds, self._interval())
                 if young or not this.over.is_set():
                     return this
             inventory = self._inventory()

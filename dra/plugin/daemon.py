@@ -19,8 +19,9 @@ import time
 from collections.abc import Callable
 from typing import cast
 
+from dra.api.gpu_settings import GpuSettings
 from dra.cdi.model import CdiOptions, Exposure
-from dra.cdi.renderer import CdiRenderer, parse_capabilities
+from dra.cdi.renderer import parse_capabilities
 from dra.controller.publisher import Publisher
 from dra.errors import DraError, HostError
 from dra.health.feed import HealthFeed
@@ -51,6 +52,7 @@ from dra.plugin.pool_source import PoolSource
 from dra.plugin.ports import ClaimEvents, ClaimPort, GpuUsers, NodeEvents
 from dra.plugin.probe import Probe
 from dra.plugin.readiness import Readiness
+from dra.plugin.renderers import RendererByGpu
 from dra.plugin.settings import PluginSettings, describe_ignored, watches_health
 from dra.plugin.sharing import sharing_of
 from dra.plugin.signals import HURRY_SIGNALS, STOP_SIGNALS, SignalQueue
@@ -111,6 +113,7 @@ class Daemon:
             inventory=lambda: self.inventory.current,
             notify=ClaimEvents(self.events).notify,
             settings=settings,
+            settings_of=self._settings_of,
         )
         self.partitions = MigPort(self.session, lambda: self.inventory.current)
         self.engine = Engine(self._engine_settings(), self._engine_ports())
@@ -208,6 +211,7 @@ class Daemon:
             records=self.engine.store.records,
             events=self.events,
             speaks=lambda: self.publisher.status().state != "waiting",
+            settings_of=self._settings_of,
         )
 
     def _claim_status(self) -> ClaimStatusWriter:
@@ -259,7 +263,9 @@ class Daemon:
             source=ClaimPort(self.client),
             inventory=lambda: self.inventory.current,
             fresh_inventory=self._look_again,
-            renderer=CdiRenderer(self.machine.paths, options),
+            renderer=RendererByGpu(
+                self.machine.paths, options, lambda: self.inventory.current, lambda: self.policies.settings
+            ),
             notify=ClaimEvents(self.events).notify,
             conflict=self._conflict,
             step=crash_step(settings.crash_at),
@@ -283,6 +289,9 @@ class Daemon:
             lambda device: self.pool.attributes_of(device),  # noqa: PLW0108  the pool is made after the engine
             enabled=self.settings.device_metadata,
         )
+
+    def _settings_of(self, gpu_uuid: str) -> GpuSettings:
+        return self.policies.of(gpu_uuid)
 
     def _conflict(self, holder_uid: str) -> None:
         self.janitor.request(holder_uid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
+from dra.api.gpu_settings import GpuSettings
 from dra.health.model import Change
 from dra.health.monitor import HealthMonitor, HealthPorts
 from dra.health.outcome import Verdict, devices_of, sentence
@@ -52,13 +53,18 @@ class HealthPart:
         records: Callable[[], Iterable[Record]],
         events: EventRecorder,
         speaks: Callable[[], bool] = lambda: True,
+        settings_of: Callable[[str], GpuSettings] = lambda _uuid: GpuSettings(),
     ) -> None:
         self._pool, self._inventory, self._records, self._events = pool, inventory, records, events
         self._node_name, self._speaks = settings.node_name, speaks
         self.monitor = HealthMonitor(
             session,
             HealthPorts(inventory=inventory, held=held, rescan=rescan, told=self._told),
-            policy=HealthPolicy(frozenset(settings.ignored_xids), dict(settings.health_effects)),
+            policy=HealthPolicy(
+                frozenset(settings.ignored_xids),
+                dict(settings.health_effects),
+                of_gpu=lambda uuid: settings_of(uuid).health,
+            ),
             state_path=machine.paths.state_dir(settings.driver_name) / "health.json",
             kernel_log_path=machine.paths.dev / "kmsg",
             boot_id=boot_id,

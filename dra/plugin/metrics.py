@@ -309,6 +309,7 @@ def metrics_of(daemon: Daemon) -> MetricsEndpoint:
         lambda: daemon.inventory.current,
         held=lambda: [each.device for each in store.holds(daemon.engine.settings.boot_id)],
         min_interval_seconds=settings.metrics_interval_seconds,
+        interval=daemon.policies.telemetry_interval,
     )
     if (health := daemon.health) is not None:
         registry.add(lambda: health_samples(health.monitor.snapshot(), daemon.inventory.current))

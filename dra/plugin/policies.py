@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from dra.api.gpu_settings import NodeSettings
+from dra.api.gpu_settings import GpuSettings, NodeSettings
 from dra.controller.policy_keeper import PolicyKeeper, PolicyPorts, PolicyTimings
 from dra.controller.policy_report import PolicyReporter
 from dra.controller.policy_state import AppliedFile
@@ -23,6 +23,7 @@ from dra.prepare.engine import Engine
 from dra.prepare.layouts import LayoutChanger
 from dra.prepare.partitions import MigControl
 from dra.prepare.sharing.time_slice import INTERVALS, interval_of
+from dra.slices.sharing import identity_of
 
 SOURCE = "policy"
 
@@ -67,6 +68,7 @@ class Policies:
         self._changed = changed
         self._enabled = settings.follow_policies
         self._begun = False
+        self._inventory = inventory
         state_dir = engine.settings.state_dir
         self.reporter = PolicyReporter(client, events, settings.node_name, enabled=lambda: self.watch.served)
         self.keeper = PolicyKeeper(
@@ -104,6 +106,22 @@ class Policies:
     def settings(self) -> NodeSettings:
         """What holds for each GPU now."""
         return self.keeper.settings if self._enabled else self._flags
+
+    def of(self, gpu_uuid: str) -> GpuSettings:
+        """Give what holds for a GPU, by its UUID; for one that is not there what holds for all."""
+        settings = self.settings
+        found = next((gpu for gpu in self._inventory().gpus if gpu.uuid == gpu_uuid), None)
+        return settings.base if found is None else settings.of(identity_of(found))
+
+    def telemetry_interval(self) -> float:
+        """Give the seconds between two readings of the GPUs' counters, which are read together: the longest of any."""
+        settings = self.settings
+        if not settings.layers:
+            return settings.base.telemetry_interval_seconds or 0.0
+        gpus = self._inventory().gpus
+        return max(
+            (settings.of(identity_of(gpu)).telemetry_interval_seconds or 0.0 for gpu in gpus), default=0.0
+        )
 
     def start(self) -> None:
         """Begin with what held when the last instance ended. Raises HostError: DRA-HOST-NO-THREADS."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from dra.api.gpu_settings import GpuIdentity
+from dra.api.gpu_settings import GpuSettings
 from dra.errors import ConfigError
 from dra.host.paths import HostPaths
 from dra.inventory.model import Inventory
@@ -119,16 +119,13 @@ def sharing_of(
     inventory: Callable[[], Inventory],
     notify: Notify,
     settings: PluginSettings,
+    settings_of: Callable[[str], GpuSettings],
 ) -> Sharing[HeardKeeper]:
     """Give what a machine with NVML, nvidia-smi and a keeper has."""
     keeper = HeardKeeper(paths.state_dir(driver), proc=visible_processes(paths.proc))
 
     def base(gpu_uuid: str) -> Interval:
-        for gpu in inventory().gpus:
-            if gpu.uuid == gpu_uuid:
-                identity = GpuIdentity(gpu.uuid, gpu.product_name, gpu.pci_address)
-                return settings.gpus.of(identity).time_slice or "Default"
-        return "Default"
+        return settings_of(gpu_uuid).time_slice or "Default"
 
     return Sharing(
         paths,

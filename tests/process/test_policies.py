@@ -130,3 +130,20 @@ def test_killed_in_a_change_of_layout_it_goes_on_and_the_gpu_is_held_back_meanwh
 
     wait_until(made, what="the layout is made and given out")
     wait_until(lambda: gpu_state(node, "gpu-0").get("state") == "Applied", what="it says so")
+
+
+def test_what_containers_get_of_the_driver_follows_the_policy_of_their_gpu(kept):
+    node = kept
+    connection = node._kubelets[0].wait_registered(DRIVER, timeout_seconds=60)
+    put(
+        node, "narrow", {"match": {"uuid": uuid(node, "gpu-1")}, "driverCapabilities": ["utility"]},
+    )  # fmt: skip
+    wait_until(lambda: report(node).get("policies"), what="the node takes the policy")
+
+    def libraries(claim):
+        assert call(connection.prepare, [claim])[0].error == ""
+        text = (node.root / f"var/run/cdi/k8s.{DRIVER}-claim_{claim['metadata']['uid']}.yaml").read_text()
+        return "libcuda.so" in text, "libnvidia-ml.so" in text
+
+    assert libraries(node.claim("narrow", "gpu-1")) == (False, True)
+    assert libraries(node.claim("usual", "gpu-2")) == (True, True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from dra.api.gpu_settings import HealthSettings
 from dra.errors import ConfigError
-from dra.health.policy import KEYS, Grade, HealthPolicy, describe_xid, parse_effects
+from dra.health.policy import KEYS, XID, Grade, HealthPolicy, describe_xid, parse_effects
 from dra.slices.rules import check_device
 
 APPLICATION = (13, 31, 43, 45, 68, 109)
@@ -61,3 +62,16 @@ def test_all_keys_are_valid_taint_keys():
     for key in KEYS:
         device = {"name": "d", "taints": [{"key": f"gpu.nvidia.com/{key}", "effect": "NoSchedule"}]}
         assert not list(check_device(device, "d"))
+
+
+def test_a_rule_for_a_gpu_decides_before_the_lists_and_the_recovery_action():
+    rules = {"a": HealthSettings({48: "Ignore", 13: "NoExecute", 31: "None"}), "b": HealthSettings()}
+    policy = HealthPolicy(of_gpu=rules.__getitem__)
+    assert policy.grade_xid(48, action=2, gpu="a") is Grade.NOTE
+    assert policy.grade_xid(48, action=2, gpu="b") is Grade.ILL
+    assert policy.grade_xid(13, action=0, gpu="a") is Grade.ILL
+    assert policy.effect(XID, Grade.ILL, gpu="a", value="13") == "NoExecute"
+    assert policy.effect(XID, Grade.ILL, gpu="b", value="13") == "NoSchedule"
+    assert policy.effect(XID, Grade.NOTE, gpu="a", value="13") == "None"
+    assert policy.ignores(31, "a")
+    assert not policy.ignores(13, "a")
