@@ -30,7 +30,7 @@ from tests.soak.world import Held, World
 
 # Steps of a process before its memory counts, and what it may grow by afterwards: the middle of the last looks beside
 # the highest of the first ones, because each new pool of partitions takes some MiB for a moment.
-WARM_STEPS = 150
+WARM_STEPS = 100
 LOOKS = 10
 MOST_GROWTH = 1.05
 BATCH = 20
@@ -60,7 +60,7 @@ class Soak:
             (320, self.prepare), (290, self.unprepare), (90, self.prepare_again), (80, self.prepare_batch),
             (50, self.prepare_what_is_held), (40, self.prepare_for_monitoring), (30, self.unprepare_unknown),
             (25, self.lose_a_spec), (25, self.api_refuses), (20, self.scrape), (10, self.wipe_slices),
-            (8, self.delete_claim), (6, self.lose_a_gpu), (3, self.restart), (3, self.kill),
+            (8, self.delete_claim), (6, self.lose_a_gpu), (1, self.restart), (1, self.kill),
         )  # fmt: skip
 
     # -- the run -----------------------------------------------------------------------------------
