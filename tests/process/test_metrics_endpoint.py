@@ -23,10 +23,15 @@ class Scraped:
     def __init__(self) -> None:
         self.node = Node()
         self.kubelet = self.node.kubelet()
-        self.daemon = self.node.daemon("--http-endpoint=127.0.0.1:0", "--metrics-interval=0")
+        self.daemon = self.node.daemon(
+            "--http-endpoint=127.0.0.1:0",
+            "--metrics-interval=0",
+            # It asks the API by itself every half minute.
+            periods={"dra.prepare.janitor:Janitor.interval_seconds": 3600.0},
+        )
         self.connection = self.kubelet.wait_registered(DRIVER, timeout_seconds=60)
         self.node.wait_published()
-        (bound,) = self.daemon.logged("http_endpoint_bound")
+        (bound,) = wait_until(lambda: self.daemon.logged("http_endpoint_bound"), what="the endpoint is bound")
         self.port = bound["port"]
 
     def get(self, path: str = "/metrics") -> str:
@@ -99,12 +104,16 @@ def test_health_pages_say_whether_it_lives_and_is_ready(scraped):
 def test_scrapes_ask_the_api_nothing(scraped):
     claim = scraped.node.claim("quiet", "gpu-0")
     scraped.connection.prepare([ref_of(claim)])
+    # What the claim got is written into its status a moment later, in the background.
+    wait_until(
+        lambda: [e for e in scraped.daemon.logged("claim_status_written") if e["claim"] == "default/quiet"],
+        what="the claim's status is written",
+    )
     requests = scraped.node.api.requests
     requests.clear()
     for _ in range(3):
         scraped.get()
-    asked = [each.target for each in requests.find("*", "resourceclaims")]
-    asked += [each.target for each in requests.find("*", "pods")]
+    asked = [each.target for kind in ("resourceclaims", "pods") for each in requests.find("GET", kind)]
     scraped.connection.unprepare([ref_of(claim)])
     assert asked == []
 
@@ -166,5 +175,7 @@ def test_xids_and_what_they_mean_for_the_device_are_series(scraped):
         lambda: any(name in key and 'key="xid"' in key for key in scraped.values("dra_gpu_condition")),
         what="the condition",
     )
-    healthy = next(value for key, value in scraped.values("dra_gpu_healthy").items() if name in key)
-    assert healthy == 0
+    wait_until(
+        lambda: [v for key, v in scraped.values("dra_gpu_healthy").items() if name in key] == [0],
+        what="the device is shown as ill",
+    )
