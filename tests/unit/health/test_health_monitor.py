@@ -18,6 +18,17 @@ from dra.sim.node import SimulatedNode
 SOON = {"check_seconds": 0.2, "fast_seconds": 0.05, "deadline_seconds": 1.0, "rescan_seconds": 0.1}
 
 
+def checks_running():
+    return [each for each in threading.enumerate() if each.name == "health-check"]
+
+
+def wait_for(condition):
+    end = time.monotonic() + 60
+    while not (answer := condition()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return answer
+
+
 class Watched:
     """A monitor and what it says; the inventory is looked at when the monitor asks for it."""
 
@@ -28,6 +39,7 @@ class Watched:
         self.session = session_of(self.paths, hold=hold, library=self.node.library)
         self.scanner = Scanner(self.session, self.paths)
         self.inventory = self.scanner.scan()
+        assert self.inventory.gpus, self.inventory.problems
         self.held, self.changed = set(held), threading.Condition()
         self.verdict, self.scans = None, 0
         log = self.paths.dev / "kmsg"
@@ -76,8 +88,10 @@ class Watched:
         self.until(lambda: len(self.monitor.snapshot().watch.registered) == count, f"{count} watched")
 
     def close(self):
-        self.monitor.stop()
+        # What hangs comes back, and then every thread ends: one that is left would open the session again.
         self.control.clear()
+        self.monitor.stop(timeout_seconds=60)
+        assert wait_for(lambda: not checks_running()), "a check is left"
         self.session.close()
 
 
