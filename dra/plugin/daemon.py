@@ -342,7 +342,7 @@ class Daemon:
             self.inventory.subscribe(self.health.monitor.inventory_changed)
             self.health.monitor.start()
         self.inventory.subscribe(self.pool.inventory_changed)
-        keep_up(self.inventory, settings, self.machine.paths, self.client)
+        keep_up(self.inventory, settings, self.machine.paths, self.client, events=self.events)
         self.inventory.subscribe(self.policies.inventory_changed)
         self.inventory.start()
         self.engine.open()

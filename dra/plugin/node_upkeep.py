@@ -1,10 +1,13 @@
 """What the daemon does for its node beside claims: links for systemd, node labels where somebody wants them, and the
-Deployments that NVIDIA's driver left. Each by option; none of it is needed to prepare a claim, and none can stop one.
+Deployments that NVIDIA's driver left, each by option; and a word about a device plugin beside it. None of it is needed to
+prepare a claim, and none can stop one.
 """
 
 from __future__ import annotations
 
+import socket
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dra.errors import DraError, HostError, KubeError
@@ -16,8 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dra.host.paths import HostPaths
+    from dra.inventory.diff import InventoryDiff
     from dra.inventory.live import LiveInventory
     from dra.kube.client import KubeClient
+    from dra.kube.events import EventRecorder
     from dra.plugin.settings import PluginSettings
 
 log = get_logger()
@@ -26,8 +31,16 @@ FEATURE_FILE = "dra-gpu"
 FEATURES_DIR = "etc/kubernetes/node-feature-discovery/features.d"
 
 
-def keep_up(inventory: LiveInventory, settings: PluginSettings, paths: HostPaths, client: KubeClient) -> None:
+def keep_up(
+    inventory: LiveInventory,
+    settings: PluginSettings,
+    paths: HostPaths,
+    client: KubeClient,
+    *,
+    events: EventRecorder | None = None,
+) -> None:
     """Have what was asked for done at each change of the hardware."""
+    inventory.subscribe(DevicePluginWatch(paths, settings.node_name, events).inventory_changed)
     if settings.dev_char_links:
         inventory.subscribe(lambda _inventory, _difference: link_devices(paths))
     if settings.node_labels == "nfd":
@@ -35,6 +48,61 @@ def keep_up(inventory: LiveInventory, settings: PluginSettings, paths: HostPaths
     elif settings.node_labels == "api":
         labeller = NodeLabeller(client, settings.node_name)
         inventory.subscribe(lambda found, _difference: labeller.want(found))
+
+
+class DevicePluginWatch:
+    """Says once, in the log and on the Node, that a device plugin offers the same GPUs: nothing keeps the two apart."""
+
+    def __init__(self, paths: HostPaths, node_name: str, events: EventRecorder | None = None) -> None:
+        # Beside the plugins' directory, which alone is mounted at its own place; else below the host's root.
+        places = (paths.kubelet_plugins_dir.parent, paths.host_root / "var/lib/kubelet")
+        self._folders = tuple(dict.fromkeys(place / "device-plugins" for place in places))
+        self._node_name, self._events = node_name, events
+        self._told = False
+
+    def inventory_changed(self, inventory: Inventory, _difference: InventoryDiff) -> None:
+        """Look again (a subscriber of the live inventory)."""
+        self.look(inventory)
+
+    def look(self, inventory: Inventory) -> bool:
+        """Look, and tell if it is new; whether one is active. Never raises."""
+        active = bool(inventory.gpus) and any(_answers(path) for path in self._sockets())
+        if active and not self._told:
+            text = (
+                "DRA-DEVICE-PLUGIN-ACTIVE: a device plugin offers the GPUs of this node too: both may give out the same one. "
+                "Keep it off nodes with this driver (docs/migration.md)."
+            )
+            log.warning("device_plugin_active", node=self._node_name, text=text)
+            if self._events is not None:
+                from dra.kube.events import ObjectReference
+
+                about = ObjectReference("v1", "Node", self._node_name, self._node_name)
+                self._events.emit(about, "Warning", "DevicePluginActive", text)
+        self._told = active
+        return active
+
+    def _sockets(self) -> list[Path]:
+        found: list[Path] = []
+        for folder in self._folders:
+            try:
+                found += sorted(
+                    path
+                    for path in folder.iterdir()
+                    if path.name.startswith("nvidia") and path.suffix == ".sock"
+                )
+            except OSError:
+                continue
+        return found
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(1.0)
+        try:
+            client.connect(str(path))
+        except OSError:
+            return False
+    return True
 
 
 def link_devices(paths: HostPaths) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,13 @@ from dra.inventory.gfd import ATTRIBUTE_OF, labels_of
 from dra.inventory.model import Inventory
 from dra.inventory.scan import scan
 from dra.nvml.node import session_of
-from dra.plugin.node_upkeep import NodeLabeller, deployment_deleter, link_devices, write_feature_file
+from dra.plugin.node_upkeep import (
+    DevicePluginWatch,
+    NodeLabeller,
+    deployment_deleter,
+    link_devices,
+    write_feature_file,
+)
 from dra.plugin.settings import PluginSettings
 from dra.sim.node import SimulatedNode
 from tests.process.harness import wait_until
@@ -99,3 +106,34 @@ def test_deployments_are_deleted_by_name_in_the_drivers_namespace_only_when_aske
     client.error = "DRA-API-FORBIDDEN"
     with pytest.raises(KubeError):
         delete("mps-control-daemon-x")
+
+
+class Events:
+    def __init__(self):
+        self.told = []
+
+    def emit(self, about, kind, reason, text):
+        self.told.append((about.kind, about.name, kind, reason, text))
+
+
+def test_a_device_plugin_beside_us_is_told_once_on_the_node(tmp_path_factory):
+    import socket
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="dpw", dir="/tmp") as place:
+        root = Path(place)
+        inventory, paths = inventory_of(root, "t4-x1")
+        events = Events()
+        watch = DevicePluginWatch(paths, "node-a", events)
+        assert not watch.look(inventory)
+        folder = root / "var/lib/kubelet/device-plugins"
+        folder.mkdir(parents=True)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(folder / "nvidia-gpu.sock"))
+            listener.listen()
+            assert watch.look(inventory) and watch.look(inventory)
+            assert not watch.look(Inventory()), "a node without GPUs shares none"
+        # It ended: its socket is dead. It comes again: that is told again.
+        assert not watch.look(inventory)
+        assert [each[:4] for each in events.told] == [("Node", "node-a", "Warning", "DevicePluginActive")]
+        assert "DRA-DEVICE-PLUGIN-ACTIVE" in events.told[0][4]
