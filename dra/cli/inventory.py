@@ -17,7 +17,9 @@ from typing import Any
 from dra.errors import ConfigError
 from dra.values import is_dns_subdomain
 
-_FORMATS = ("table", "wide", "json", "yaml", "slices")
+_FORMATS = ("table", "wide", "json", "yaml", "slices", "slice-template")
+# Those that show what would be published.
+_PUBLISHED = ("slices", "slice-template")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -41,6 +43,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--simulate",
+        "--profile",
         metavar="PROFILE",
         help="show a simulated machine, such as dgx-h100; with --host-root the one that lives there",
     )
@@ -85,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         session = session_of(paths, library=library)
         try:
             # Where partitions are made on demand, the plugin publishes what could be made.
-            wanted = args.profiles or (args.output == "slices" and mig_mode == "dynamic")
+            wanted = args.profiles or (args.output in _PUBLISHED and mig_mode == "dynamic")
             inventory = mark_owned(scan(session, paths, profiles=wanted), _owned(paths, args.driver_name))
         finally:
             session.close()
@@ -94,11 +97,15 @@ def run(args: argparse.Namespace) -> int:
         node_name=args.node_name or default_name,
         features=features,
         driver=args.driver_name,
-        mig_mode=mig_mode if args.output == "slices" else "static",
-        settings=settings if args.output == "slices" else NO_SETTINGS,
+        mig_mode=mig_mode if args.output in _PUBLISHED else "static",
+        settings=settings if args.output in _PUBLISHED else NO_SETTINGS,
     )
     if args.output == "slices":
         _print_slices(pool, features.version)
+    elif args.output == "slice-template":
+        from dra.slices.template import as_template
+
+        _print_slices(as_template(pool, args.node_name or "template"), features.version)
     elif args.output == "json":
         print(json.dumps(as_json(inventory), indent=2, ensure_ascii=False))
     elif args.output == "yaml":
