@@ -15,12 +15,14 @@ from typing import Any, Protocol
 from dra.errors import DraError, HostError
 from dra.fleet.classes import ClassKeeper
 from dra.fleet.election import ElectionTimes, Elector
+from dra.fleet.metrics import FleetMetrics
 from dra.fleet.policy_status import PolicyStatus
 from dra.fleet.templates import COLLECT_SECONDS, TemplateKeeper
 from dra.kube.client import KubeClient
 from dra.kube.connection import Connection, KubeOptions
 from dra.kube.events import EventRecorder
 from dra.telemetry.log import error_fields, get_logger
+from dra.telemetry.metrics import Registry, render
 from dra.telemetry.threads import start_thread
 
 log = get_logger()
@@ -96,7 +98,9 @@ class Fleet:
     def start(self) -> None:
         """Take part in the election. Raises HostError."""
         if self.settings.port >= 0:
-            self._health = _Health(self.settings.port, lambda: self.elector.trouble)
+            registry = Registry()
+            registry.add(FleetMetrics(self.client, driver=self.settings.driver))
+            self._health = _Health(self.settings.port, lambda: self.elector.trouble, registry)
         self.elector.start()
 
     def stop(self) -> None:
@@ -128,19 +132,30 @@ class Fleet:
 
 
 class _Health(ThreadingHTTPServer):
-    """`/healthz` says that the process answers, `/readyz` that the API server does."""
+    """`/healthz` says that the process answers, `/readyz` that the API server does; `/metrics` tells of the fleet."""
 
     daemon_threads = True
 
-    def __init__(self, port: int, trouble: Callable[[], str]) -> None:
+    def __init__(self, port: int, trouble: Callable[[], str], registry: Registry) -> None:
         class Handler(BaseHTTPRequestHandler):
             timeout = 10
 
             def do_GET(self) -> None:
+                if self.path.partition("?")[0] == "/metrics":
+                    self._metrics()
+                    return
                 known = self.path in ("/healthz", "/readyz")
                 wrong = trouble() if self.path == "/readyz" else ""
                 body = f"{wrong or 'ok'}\n".encode()
                 self.send_response(404 if not known else 503 if wrong else 200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def _metrics(self) -> None:
+                body, kind = render(registry.collect(), accept=self.headers.get("Accept", ""))
+                self.send_response(200)
+                self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

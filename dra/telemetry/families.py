@@ -411,6 +411,18 @@ PROCESS_MAX_DESCRIPTORS = Family("process_max_fds", "gauge", "Limit of open file
 PROCESS_THREADS = Family("process_threads", "gauge", "Threads of this process.")
 PROCESS_START = Family("process_start_time_seconds", "gauge", "When this process started, since 1970.")
 
+FLEET_GPUS = Family(
+    "dra_fleet_gpus", "gauge",
+    "GPUs by product: allocated to a claim, whole or in part; tainted, so that no new pod gets them; free.",
+    ("product", "state"),
+)  # fmt: skip
+FLEET_MEMORY_SLICES = Family(
+    "dra_fleet_memory_slices", "gauge",
+    "MIG memory slices of GPUs whose partitions are made on demand: allocated, free, or stranded: free, and no "
+    "partition fits on them.",
+    ("product", "state"),
+)  # fmt: skip
+
 GROUPS: tuple[tuple[str, tuple[Family, ...]], ...] = (
     (
         "NVIDIA's driver's own",
@@ -443,6 +455,7 @@ GROUPS: tuple[tuple[str, tuple[Family, ...]], ...] = (
             CLAIM_PREPARED, CLAIM_CONSUMERS,
         ),
     ),
+    ("The fleet (served by dra fleet)", (FLEET_GPUS, FLEET_MEMORY_SLICES)),
     (
         "This process",
         (

@@ -1,0 +1,100 @@
+"""What `dra fleet` tells of the fleet: GPUs by state, and memory slices that nobody can get."""
+
+from __future__ import annotations
+
+import urllib.request
+
+import pytest
+
+from dra.fleet.metrics import fleet_samples
+from dra.fleet.process import Fleet, FleetSettings
+from dra.host.paths import HostPaths
+from dra.inventory.scan import Scanner
+from dra.nvml.library import InjectedLibrary
+from dra.nvml.session import NvmlSession
+from dra.sim.apiserver import SimApiServer
+from dra.sim.node import SimulatedNode
+from dra.slices.features import NEWEST
+from dra.slices.pool import build_pool
+from dra.slices.taints import Taint
+
+DRIVER = "gpu.nvidia.com"
+
+
+@pytest.fixture(scope="module")
+def pool_of(tmp_path_factory):
+    machine = SimulatedNode("dgx-h100", tmp_path_factory.mktemp("m"), real_nodes=False)
+    session = NvmlSession(InjectedLibrary(machine.library))
+    inventory = Scanner(session, HostPaths(**machine.paths_kwargs())).scan(profiles=True)
+
+    def slices(**options):
+        pool = build_pool(inventory, node_name="n1", features=NEWEST, **options)
+        return [{"spec": spec} for spec in pool.specs(generation=1)]
+
+    yield slices
+    session.close()
+
+
+def claim(device, *, admin=False):
+    result = {"driver": DRIVER, "pool": "n1", "device": device, "request": "r"}
+    if admin:
+        result["adminAccess"] = True
+    return {
+        "metadata": {"namespace": "a", "name": device},
+        "status": {"allocation": {"devices": {"results": [result]}}},
+    }
+
+
+def values(slices, claims):
+    gpus, parts = fleet_samples(slices, claims, driver=DRIVER)
+    return (
+        {each.labels[1]: each.value for each in gpus.series},
+        {each.labels[1]: each.value for each in parts.series},
+    )
+
+
+def test_whole_gpus_are_counted_by_state(pool_of):
+    slices = pool_of(mig_mode="static", taints={"gpu-7": (Taint("k", "NoSchedule"),)})
+    gpus, parts = values(slices, [claim("gpu-0"), claim("gpu-1")])
+    assert gpus == {"allocated": 2, "tainted": 1, "free": 5}
+    assert parts == {}
+
+
+def test_slices_on_which_no_partition_fits_are_stranded(pool_of):
+    slices = pool_of(mig_mode="dynamic")
+    gpus, parts = values(slices, [])
+    assert gpus == {"allocated": 0, "tainted": 0, "free": 8}
+    assert parts == {"allocated": 0, "free": 64, "stranded": 0}
+    # Seven 1g take seven of eight slices, and the eighth is of no use to anybody.
+    sevenths = [claim(f"gpu-0-mig-1g10gb-19-{at}") for at in range(7)]
+    gpus, parts = values(slices, sevenths)
+    assert gpus["allocated"] == 1
+    assert parts == {"allocated": 7, "free": 56, "stranded": 1}
+    assert values(slices, [claim("gpu-1")])[1] == {"allocated": 8, "free": 56, "stranded": 0}
+    assert values(slices, [claim("gpu-1", admin=True)])[1]["allocated"] == 0
+
+
+def test_they_are_served_beside_the_health(tmp_path, monkeypatch, pool_of):
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    server = SimApiServer().start()
+    kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
+    for number, each in enumerate(pool_of(mig_mode="static")):
+        server.create(
+            "/apis/resource.k8s.io/v1/resourceslices",
+            {
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceSlice",
+                "metadata": {"name": f"s{number}"},
+                **each,
+            },
+        )
+    fleet = Fleet(FleetSettings(identity="a", kubeconfig=str(kubeconfig), port=0), parts=())
+    fleet.start()
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{fleet.port}/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+    finally:
+        fleet.stop()
+        server.stop()
+    assert 'dra_fleet_gpus{product="NVIDIA H100 80GB HBM3",state="free"} 8.0' in text
