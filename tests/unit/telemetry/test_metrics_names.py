@@ -54,7 +54,9 @@ def test_every_family_is_listed_once():
 def test_names_labels_and_help_are_as_promtool_wants_them(family):
     words = set(family.name.split("_"))
     assert NAME.fullmatch(family.name)
-    assert family.name.startswith(("nvidia_dra_", "dra_node_", "dra_gpu_", "dra_claim_", "dra_fleet_", "process_"))
+    assert family.name.startswith(
+        ("nvidia_dra_", "dra_node_", "dra_gpu_", "dra_claim_", "dra_fleet_", "process_")
+    )
     assert family.name.endswith("_total") == (family.kind == "counter")
     assert not family.name.endswith(("_count", "_sum", "_bucket"))
     assert not words & (ABBREVIATED | NOT_BASE | TYPES)
