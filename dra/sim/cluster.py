@@ -125,6 +125,7 @@ class SimCluster:
             self.api, root / IN_PROCESS_FOLDER, driver=DRIVER, version=version, timings=TIMINGS,
             mig_mode=DEFAULT_MIG_MODE if len(self.wanted) - self._real <= MOST_WITH_PARTITIONS else "static",
         )  # fmt: skip
+        self.api.api.log_of = self._printed
         self.kubeconfig = root / KUBECONFIG
 
     def start(self) -> Self:
@@ -192,6 +193,12 @@ class SimCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _printed(self, pod: Json, container: str) -> str | None:
+        name = pod["spec"].get("nodeName") or ""
+        node, beside = self.nodes.get(name), self.in_process.nodes.get(name)
+        runs = node.kubelet.pods if node is not None else beside.pods if beside is not None else None
+        return None if runs is None else runs.printed(pod["metadata"]["uid"], container)
 
     # -- using it ----------------------------------------------------------------------------------
 

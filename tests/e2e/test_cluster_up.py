@@ -18,6 +18,7 @@ import pytest
 
 from dra.cli.main import main
 from dra.errors import DraError
+from dra.sim.apiserver.exchange import Request
 from dra.sim.cluster import SimCluster
 from dra.sim.in_process import SharedMachine
 from dra.sim.run_file import RunFile, process_start, read_run_file
@@ -331,3 +332,46 @@ def test_a_restarted_kubelet_finds_the_driver_and_its_pods_again():
             # A T4 is no Hopper: the other example waits and says so.
             pod = next(pod for pod in cluster.pods() if pod["metadata"]["name"] == "chooser")
             assert "0/1 nodes are available" in pod["status"]["conditions"][0]["message"]
+
+
+def test_what_a_container_printed_is_its_log_also_after_the_pod_has_ended(root):
+    container = {
+        "name": "main",
+        "image": "i",
+        "command": ["nvidia-smi", "-L"],
+        "resources": {"claims": [{"name": "gpu"}]},
+    }
+    without = {"name": "other", "image": "i", "command": ["nvidia-smi"]}
+    request = {"name": "gpu", "exactly": {"deviceClassName": DRIVER}}
+    pods = "/api/v1/namespaces/default/pods"
+    with SimCluster(root, [("node-a", "t4-x1")], real=0) as cluster:
+        cluster.apply(ROOT / "deploy/manifests/deviceclasses.yaml")
+        cluster.api.create(
+            "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims",
+            {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "one"},
+             "spec": {"devices": {"requests": [request]}}},
+        )  # fmt: skip
+        spec = {
+            "restartPolicy": "Never",
+            "containers": [container, without],
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": "one"}],
+        }
+        cluster.api.create(pods, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec})
+        cluster.until(
+            lambda: cluster.pods()[0]["status"].get("phase") == "Failed", "the pod to end", timeout_seconds=60
+        )
+
+        def log(query):
+            answer = cluster.api.api.handle(Request("GET", f"{pods}/p/log?{query}", {"accept": "*/*"}))
+            return answer.status, answer.body.decode()
+
+        assert log("container=main") == (200, "GPU 0: /dev/nvidia0\n")
+        assert log("container=other&tailLines=1") == (200, "nvidia-smi: command not found\n")
+        assert log("container=main&tailLines=0") == (200, "")
+        status, text = log("")
+        assert status == 400
+        assert "a container name must be specified for pod p, choose one of: [main other]" in text
+        status, text = log("container=no")
+        assert (status, "container no is not valid for pod p" in text) == (400, True)
+        answer = cluster.api.api.handle(Request("POST", f"{pods}/p/exec?command=ls", {"accept": "*/*"}))
+        assert (answer.status, b"pods/exec is not simulated" in answer.body) == (501, True)

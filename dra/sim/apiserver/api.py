@@ -65,6 +65,8 @@ class Api:
         self.registry = registry
         self.options = options
         self.services = Services(storage.get)
+        # Gives what a container of a pod printed; None where nobody runs it.
+        self.log_of: Callable[[Json, str], str | None] = lambda _pod, _container: None
         self.stopping = False
         self.rules = Rules(
             gates=options.gates,
@@ -166,6 +168,9 @@ class Api:
         ):
             raise no_such_resource() if place.name else method_not_allowed()
         if place.subresource and place.subresource not in resource.subresources:
+            if resource.key == "/pods" and place.subresource in {"attach", "exec", "portforward"}:
+                why = f"pods/{place.subresource} is not simulated: the programs in containers are only played"
+                raise ApiFailure(501, "NotImplemented", why)
             raise no_such_resource()
         watching = (
             request.method == "GET"

@@ -35,6 +35,9 @@ class RunningPod:
         return all(end.exit_code == 0 for end in self.ends.values())
 
 
+_MOST_LOGS = 1000
+
+
 class PodRuns:
     """The pods that run on this node. `run` and `stop` may be called from several threads, not for one pod at once."""
 
@@ -44,6 +47,8 @@ class PodRuns:
         self._manager, self._runtime, self._program = manager, runtime, program
         self._lock = threading.Lock()
         self._running: dict[str, RunningPod] = {}
+        # What containers printed, by pod and container; it outlives the pod for a while, as logs on a node do.
+        self._printed: dict[str, dict[str, str]] = {}
 
     def run(self, pod: Json) -> RunningPod:
         """Prepare the pod's claims and create its containers. Repeatable: a running pod gets a new sandbox.
@@ -66,7 +71,16 @@ class PodRuns:
         env = {entry["name"]: str(entry.get("value", "")) for entry in container.get("env") or ()}
         view = self._runtime.create(self._manager.cdi_ids(running.pod, container), env=env)
         running.views[container["name"]] = view
-        running.ends[container["name"]] = self._program(container, view)
+        running.ends[container["name"]] = end = self._program(container, view)
+        with self._lock:
+            self._printed.setdefault(running.pod["metadata"]["uid"], {})[container["name"]] = end.output
+            while len(self._printed) > _MOST_LOGS:
+                del self._printed[next(iter(self._printed))]
+
+    def printed(self, pod_uid: str, container: str) -> str | None:
+        """Give what a container printed, None if nothing is known of it."""
+        with self._lock:
+            return self._printed.get(pod_uid, {}).get(container)
 
     def restart_containers(self, pod: Json) -> RunningPod:
         """Create the containers again inside the living sandbox: no prepare call, the CDI names are remembered."""

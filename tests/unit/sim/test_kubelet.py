@@ -47,7 +47,7 @@ class Engine:
     calls: list = field(default_factory=list)
     share_id: str | None = None
 
-    def prepare(self, refs):
+    def prepare(self, refs, within_seconds=None):
         self.calls.append(("prepare", sorted(ref.name for ref in refs)))
         return {
             ref.uid: self.errors.get(ref.uid)

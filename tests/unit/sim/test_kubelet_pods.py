@@ -46,7 +46,7 @@ class Engine:
     prepared: set = field(default_factory=set)
     calls: list = field(default_factory=list)
 
-    def prepare(self, refs):
+    def prepare(self, refs, within_seconds=None):
         self.calls.append(("prepare", [ref.name for ref in refs]))
         return {ref.uid: self.error or self._write(ref.uid) for ref in refs}
 

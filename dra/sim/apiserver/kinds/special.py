@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from dra.api.rules.decode import parse_json
 from dra.sim.apiserver import bodies, deletion
-from dra.sim.apiserver.call import Call
+from dra.sim.apiserver.call import Call, parse_int
 from dra.sim.apiserver.exchange import Response, text
 from dra.sim.apiserver.patch import merge_patch
-from dra.sim.apiserver.status import ApiFailure, conflict, internal, not_found
+from dra.sim.apiserver.status import ApiFailure, bad_request, conflict, internal, not_found
 
 if TYPE_CHECKING:
     from dra.sim.apiserver.api import Api
@@ -121,19 +121,38 @@ def finalize_namespace(api: Api, call: Call, verb: str) -> Response:
 
 
 def pod_log(api: Api, call: Call, verb: str) -> Response:
-    """Give an empty log: nothing runs here.
+    """Give what a container printed, as far as its program is played.
 
     Raises:
-        ApiFailure: 404.
+        ApiFailure: 404; 400 for a container that is not there, or not named where there are several.
     """
     pod = api.storage.get(call.resource.key, call.key)
     if pod is None:
         raise call.not_found()
-    node = (pod.get("spec") or {}).get("nodeName") or ""
+    spec = pod.get("spec") or {}
+    node = spec.get("nodeName") or ""
     if node and api.storage.get("/nodes", ("", node)) is None:
         # The real server looks the node up to reach its kubelet, and words the failure so.
         raise not_found("pods", "", node)
-    return text(200, "")
+    content = api.log_of(pod, _log_container(call, spec)) or ""
+    lines = content.splitlines(keepends=True)
+    if call.query.get("tailLines"):
+        lines = lines[-count:] if (count := parse_int(call.query["tailLines"])) > 0 else []
+    return text(200, "".join(lines))
+
+
+def _log_container(call: Call, spec: Json) -> str:
+    main = [container["name"] for container in spec.get("containers") or []]
+    every = [*main, *(container["name"] for container in spec.get("initContainers") or [])]
+    wanted = call.query.get("container", "")
+    if wanted and wanted not in every:
+        raise bad_request(f"container {wanted} is not valid for pod {call.name}")
+    if not wanted and len(main) > 1:
+        listed = " ".join(main)
+        raise bad_request(
+            f"a container name must be specified for pod {call.name}, choose one of: [{listed}]"
+        )
+    return wanted or (main[0] if main else "")
 
 
 def access_review(api: Api, call: Call, verb: str) -> Response:
