@@ -85,7 +85,10 @@ class _LabelParser:
     def term(self) -> LabelTerm:
         key = self.take()
         if key == "!":
-            return LabelTerm(self.take(), "!")
+            name = self.take()
+            if not re.match(r"[A-Za-z0-9_./-]", name):
+                raise bad_request(f"unable to parse requirement: found '{name}', expected: identifier")
+            return LabelTerm(name, "!")
         if not re.match(r"[A-Za-z0-9_./-]", key):
             raise bad_request(
                 f"unable to parse requirement: found '{key}', expected: !, identifier, or 'end of string'"

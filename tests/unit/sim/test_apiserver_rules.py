@@ -244,3 +244,12 @@ def test_a_bound_pod_waits_for_its_grace_period_and_an_unbound_one_does_not() ->
     assert server.request("GET", f"{PODS}/p")[0] == 200
     server.request("DELETE", f"{PODS}/p?gracePeriodSeconds=0")
     assert server.request("GET", f"{PODS}/p")[0] == 404
+
+
+@pytest.mark.parametrize("selector", ["!!", "!", "!,a"])
+def test_a_negation_of_nothing_is_no_label_selector(selector: str) -> None:
+    status, answer = SimApiServer().request(
+        "GET", f"/api/v1/namespaces/default/pods?labelSelector={selector}"
+    )
+    assert (status, answer["reason"]) == (400, "BadRequest")
+    assert "expected: identifier" in answer["message"]
