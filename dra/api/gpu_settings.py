@@ -148,6 +148,12 @@ BLOCKS: tuple[str, ...] = tuple(each.name for each in fields(GpuSettings))
 IDLE_BLOCKS: tuple[str, ...] = ("sharing", "mig", "time_slice")
 
 
+def block_name(block: str) -> str:
+    """Give a block's name as policies write it: `time_slice` is `timeSlice`."""
+    first, *rest = block.split("_")
+    return first + "".join(each.capitalize() for each in rest)
+
+
 @dataclass(frozen=True, slots=True)
 class GpuIdentity:
     """By what a GPU can be chosen: UUID, NVML's product name, PCI address. No index, for those move."""

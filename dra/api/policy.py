@@ -25,6 +25,7 @@ from dra.api.gpu_settings import (
     ReservedSettings,
     SettingsLayer,
     SharingSettings,
+    block_name,
 )
 from dra.api.imports import PYDANTIC
 from dra.errors import ConfigError
@@ -77,12 +78,23 @@ class Conflict:
     block: str
     gpu: GpuIdentity
 
-    def __str__(self) -> str:
-        """Say it for people."""
-        return (
-            f"policies {self.winner} and {self.loser} have equal node selectors and weights and both set "
-            f"{self.block} of {self.gpu.uuid}; the older one, {self.winner}, counts"
+
+def conflicts_in_words(conflicts: Iterable[Conflict]) -> dict[tuple[str, str, str], str]:
+    """Say conflicts for people, the GPUs of two policies and a block together: (winner, loser, block) → text.
+
+    One for each GPU would be hundreds of Events in a small fleet.
+    """
+    gpus: dict[tuple[str, str, str], list[str]] = {}
+    for each in conflicts:
+        gpus.setdefault((each.winner, each.loser, each.block), []).append(each.gpu.uuid)
+    return {
+        (winner, loser, block): (
+            f"policies {winner} and {loser} have equal node selectors and weights and both set "
+            f"{block_name(block)} of {uuids[0] if len(uuids) == 1 else f'{len(uuids)} GPUs'}; "
+            f"the older one, {winner}, counts"
         )
+        for (winner, loser, block), uuids in gpus.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)

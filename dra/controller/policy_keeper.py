@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from dra.api.gpu_settings import GpuSettings, NodeSettings
-from dra.api.policy import Conflict, Policy, Resolution, decode_policy, resolve
+from dra.api.gpu_settings import GpuSettings, NodeSettings, block_name
+from dra.api.policy import Policy, Resolution, conflicts_in_words, decode_policy, resolve
 from dra.controller.policy_plan import GpuPlan, plan_gpu
 from dra.controller.policy_state import AppliedFile, AppliedSettings
 from dra.errors import ConfigError, DraError
@@ -181,7 +181,18 @@ class PolicyKeeper:
     @property
     def has_state(self) -> bool:
         """Whether something holds that the flags do not say."""
-        return bool(self._applied.settings or self._applied.changing)
+        return bool(self._applied.settings or self._applied.held_back)
+
+    def recall(self) -> None:
+        """Take what was written down last, before anything is published: a GPU that was held back stays so."""
+        if not self._led:
+            self._take(self._file.load())
+            self._publish()
+            self.hold_back(self._ports.inventory())
+
+    def hold_back(self, inventory: Inventory) -> None:
+        """Have the GPUs of an inventory that are held back tainted, before they are published."""
+        self._taint(self._applied.held_back, inventory)
 
     def start(self) -> None:
         """Begin. Raises HostError: DRA-HOST-NO-THREADS."""
@@ -258,7 +269,7 @@ class PolicyKeeper:
             self._led = True
         if world.policies is None or world.labels is None:
             # Nothing is known: what held goes on, and what had begun stays held back.
-            self._taint(self._applied.changing)
+            self._taint(self._applied.held_back)
             return self._timings.idle
         if world.invalid:
             self._refuse_all(world)
@@ -274,10 +285,10 @@ class PolicyKeeper:
         self._forget_gone(inventory)
         self._apply_now(plans)
         self._drop_finished(plans)
-        self._taint(self._busy_gpus())
+        self._hold_back_busy()
         self._publish()
         reports = [self._advance(gpu, plan) for gpu, plan in plans]
-        self._taint(self._busy_gpus())
+        self._hold_back_busy()
         self._tell(found, world, reports)
         if not self._draining:
             return self._timings.idle
@@ -290,6 +301,7 @@ class PolicyKeeper:
         self._led, self._draining = False, {}
         self._take(self._file.load())
         self._publish()
+        self._taint(self._applied.held_back)
 
     def _plan(self, gpu: Gpu, found: Resolution) -> GpuPlan:
         identity = identity_of(gpu)
@@ -333,12 +345,17 @@ class PolicyKeeper:
         on_the_way = {uuid for uuid, way in self._draining.items() if way.given_up_at is None}
         return frozenset(on_the_way | self._applied.changing)
 
-    def _taint(self, uuids: Iterable[str]) -> None:
+    def _hold_back_busy(self) -> None:
+        """Taint what is on its way, and write it down for the next instance."""
+        busy = self._busy_gpus()
+        self._taint(busy)
+        self._save(replace(self._applied, draining=busy))
+
+    def _taint(self, uuids: Iterable[str], inventory: Inventory | None = None) -> None:
         wanted = set(uuids)
         taint = (Taint(DRAINING, "NoSchedule"),)
-        self._ports.taint(
-            {str(GpuName(gpu.minor)): taint for gpu in self._ports.inventory().gpus if gpu.uuid in wanted}
-        )
+        gpus = (inventory or self._ports.inventory()).gpus
+        self._ports.taint({str(GpuName(gpu.minor)): taint for gpu in gpus if gpu.uuid in wanted})
 
     # -- one GPU -----------------------------------------------------------------------------------
 
@@ -358,7 +375,7 @@ class PolicyKeeper:
         return self._drain(gpu, plan, way)
 
     def _drain(self, gpu: Gpu, plan: GpuPlan, way: _Draining) -> GpuReport:
-        what = ", ".join(plan.blocks)
+        what = ", ".join(block_name(block) for block in plan.blocks)
         if way.stored_at is None:
             late = self._clock.now() - way.since >= self._timings.stored
             if not self._ports.stored() and not late:
@@ -441,7 +458,7 @@ class PolicyKeeper:
         self._applied, self._settings = applied, applied.over(self._base)
 
     def _refuse_all(self, world: _World) -> None:
-        self._taint(self._busy_gpus())
+        self._taint(self._busy_gpus() | self._applied.held_back)
         problem = "; ".join(str(error) for _, error in sorted(world.invalid.items()))
         for name, error in sorted(world.invalid.items()):
             self._once((name, "invalid"), str(error), name, "", "Warning", "PolicyInvalid")
@@ -463,21 +480,18 @@ class PolicyKeeper:
                 continue
             kind: Literal["Normal", "Warning"] = "Normal" if report.state == "Waiting" else "Warning"
             self._once(("", report.device), report.message, top, report.device, kind, f"Policy{report.state}")
-        for conflict in found.conflicts:
-            self._tell_conflict(conflict)
+        clashes = conflicts_in_words(found.conflicts)
+        for (winner, loser, block), clash in clashes.items():
+            for name in (winner, loser):
+                self._once((name, f"{winner} {loser} {block}"), clash, name, "", "Warning", "PolicyConflict")
         versions = world.policies or {}
         self._report(
             NodeReport(
                 policies=tuple((name, versions[name].generation) for name in found.policies),
                 gpus=reports,
-                conflicts=tuple(str(each) for each in found.conflicts),
+                conflicts=tuple(clashes.values()),
             )
         )
-
-    def _tell_conflict(self, conflict: Conflict) -> None:
-        for name in (conflict.winner, conflict.loser):
-            key = (name, f"{conflict.block} {conflict.gpu.uuid}")
-            self._once(key, str(conflict), name, "", "Warning", "PolicyConflict")
 
     def _once(
         self,

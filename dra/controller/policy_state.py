@@ -40,10 +40,17 @@ class AppliedSettings:
     Args:
         settings: what is published and used.
         changing: GPUs whose change has begun: nothing of theirs is given out until it is over.
+        draining: GPUs that are held back for a change that is to come: a restart must not give them out meanwhile.
     """
 
     settings: Mapping[str, GpuSettings] = field(default_factory=dict)
     changing: frozenset[str] = frozenset()
+    draining: frozenset[str] = frozenset()
+
+    @property
+    def held_back(self) -> frozenset[str]:
+        """UUIDs of the GPUs that nobody new gets."""
+        return self.changing | self.draining
 
     def with_gpu(self, uuid: str, settings: GpuSettings, *, changing: bool = False) -> AppliedSettings:
         """Give these with what holds for one GPU."""
@@ -110,6 +117,7 @@ class AppliedFile:
             return AppliedSettings(
                 {str(uuid): settings_from_json(each) for uuid, each in body["gpus"].items()},
                 frozenset(str(uuid) for uuid in body.get("changing", ())),
+                frozenset(str(uuid) for uuid in body.get("draining", ())),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             log.warning("policy_state_damaged", path=str(self._path), error=repr(error))
@@ -121,6 +129,7 @@ class AppliedFile:
             "version": _VERSION,
             "gpus": {uuid: settings_to_json(each) for uuid, each in sorted(applied.settings.items())},
             "changing": sorted(applied.changing),
+            "draining": sorted(applied.draining),
         }
         ensure_dir(self._path.parent, mode=0o750)
         write_durable(self._path, json.dumps(body).encode(), mode=0o600)

@@ -88,8 +88,9 @@ class Publisher:
             that server.
         on_dropped: told all fields that this server leaves out, whenever there are new ones; may call
             `set_desired` with a pool that does without.
+        on_lead: called when this instance is the one that publishes, before it does.
 
-    Both callbacks run in the publisher's thread.
+    The callbacks run in the publisher's thread.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Publisher:
         start_jitter_seconds: float = 0.0,
         on_server_version: Callable[[tuple[int, int]], None] | None = None,
         on_dropped: Callable[[DroppedFields], None] | None = None,
+        on_lead: Callable[[], None] = lambda: None,
         watch_options: ReflectorOptions | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
@@ -116,6 +118,7 @@ class Publisher:
         self._jitter = start_jitter_seconds
         self._on_server_version = on_server_version or (lambda _version: None)
         self._on_dropped = on_dropped or (lambda _dropped: None)
+        self._on_lead = on_lead
         self._reconciler = PoolReconciler(client, identity, clock=self._clock, on_write=self._note_own)
         options = replace(watch_options or ReflectorOptions(), field_selector=pool_selector(identity))
         self._reflector = Reflector(
@@ -219,6 +222,7 @@ class Publisher:
         try:
             if not self._wait_for_lock():
                 return
+            self._on_lead()
             self._update(state="publishing")
             if self._jitter > 0:
                 self._clock.wait(self._stop, self._rng.random() * self._jitter)

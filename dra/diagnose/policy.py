@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dra.api.gpu_settings import BLOCKS, IDLE_BLOCKS, GpuIdentity, GpuSettings
-from dra.api.policy import Policy, Resolution, decode_policy, resolve
+from dra.api.gpu_settings import BLOCKS, IDLE_BLOCKS, GpuIdentity, GpuSettings, block_name
+from dra.api.policy import Policy, Resolution, conflicts_in_words, decode_policy, resolve
 from dra.errors import ConfigError, ValueFormatError
 from dra.inventory.allocations import claims_on_gpus
 from dra.inventory.names import GpuName, MigName, parse_device_name, profile_slug
@@ -139,7 +139,9 @@ def diff_policies(
         old, new = (resolve(each, labels=labels.get(node, {}), gpus=identities) for each in (olds, news))
         for gpu in its:
             changes += _changes_of(gpu, old, new)
-        conflicts.update(dict.fromkeys(f"{node}: {each}" for each in new.conflicts))
+        conflicts.update(
+            dict.fromkeys(f"{node}: {each}" for each in conflicts_in_words(new.conflicts).values())
+        )
     touched = dict.fromkeys(change.node for change in changes)
     return PolicyDiff(tuple(changes), tuple(conflicts), tuple(touched))
 
@@ -152,7 +154,7 @@ def _changes_of(gpu: FleetGpu, old: Resolution, new: Resolution) -> Iterable[Cha
             continue
         idle = block in IDLE_BLOCKS
         yield Change(
-            gpu.node, gpu.device, gpu.identity.product, block,
+            gpu.node, gpu.device, gpu.identity.product, block_name(block),
             _words(was, block) if said[0] else FLAGS,
             _words(will, block) if said[1] else FLAGS,
             "when idle" if idle else "at once",

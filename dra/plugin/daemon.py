@@ -149,6 +149,7 @@ class Daemon:
             start_jitter_seconds=settings.start_jitter_seconds,
             on_server_version=self.pool.server_is,
             on_dropped=lambda dropped: self.pool.server_dropped(dropped.gates),
+            on_lead=lambda: self.policies.recall(),  # noqa: PLW0108  made below
         )
         self.pool.publish_to(self.publisher.set_desired)
         self.health = self._health_part() if watches_health(settings.gates) else None
@@ -341,9 +342,9 @@ class Daemon:
             # Before the pool: what was held against a device is known when it is published first.
             self.inventory.subscribe(self.health.monitor.inventory_changed)
             self.health.monitor.start()
+        self.inventory.subscribe(self.policies.inventory_changed)
         self.inventory.subscribe(self.pool.inventory_changed)
         keep_up(self.inventory, settings, self.machine.paths, self.client, events=self.events)
-        self.inventory.subscribe(self.policies.inventory_changed)
         self.inventory.start()
         self.engine.open()
         self.endpoint.start()

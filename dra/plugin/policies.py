@@ -146,9 +146,16 @@ class Policies:
             self.keeper.stop(timeout_seconds=1.0)
             self.reporter.stop()
 
-    def inventory_changed(self, _inventory: Inventory, _difference: object) -> None:
-        """Look at the GPUs again (a subscriber of the live inventory)."""
-        self.keeper.look()
+    def recall(self) -> None:
+        """Take what the last instance wrote down: call before this one publishes for the first time."""
+        if self._enabled:
+            self.keeper.recall()
+
+    def inventory_changed(self, inventory: Inventory, _difference: object) -> None:
+        """Look at the GPUs again (a subscriber of the live inventory, before the pool is one)."""
+        if self._enabled:
+            self.keeper.hold_back(inventory)
+            self.keeper.look()
 
     def _policies_are(self, bodies: Iterable[Mapping[str, Any]]) -> None:
         listed = tuple(bodies)

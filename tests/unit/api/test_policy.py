@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra.api.gpu_settings import GpuIdentity, MigSettings, SharingSettings, parse_sharing
-from dra.api.policy import decode_policy, resolve
+from dra.api.policy import conflicts_in_words, decode_policy, resolve
 from dra.errors import ConfigError, DraError
 from dra.values import PciAddress
 
@@ -159,7 +159,9 @@ def test_two_equal_policies_that_differ_are_a_conflict_which_the_older_wins_what
         assert [(each.winner, each.loser, each.block) for each in found.conflicts] == [
             ("zz-old", "aa-new", "sharing")
         ] * 2
-        assert "zz-old, counts" in str(found.conflicts[0])
+        ((key, said),) = conflicts_in_words(found.conflicts).items()
+        assert key == ("zz-old", "aa-new", "sharing")
+        assert "zz-old, counts" in said
     same = policy("aa-new", [shares(2)], created="2026-02-01T00:00:00Z")
     assert resolved(old, same).conflicts == ()
     apart = policy("aa-new", [shares(3, product="NVIDIA L4")], created="2026-02-01T00:00:00Z")

@@ -434,3 +434,67 @@ def test_a_full_disk_stops_the_change_and_says_so(rig, monkeypatch):
     with pytest.raises(HostError):
         rig.turn()
     assert not rig.devices["gpu-0"].get("allowMultipleAllocations")
+
+
+def test_a_gpu_that_waits_for_a_change_stays_held_back_over_a_restart(rig):
+    rig.claims = [claim("train", "gpu-0")]
+    wanted = policy("p", only(rig, 0, **SHARES))
+    rig.policies(wanted)
+    rig.turn(10)
+    assert rig.tainted() == ["gpu-0"]
+    rig.begin()
+    rig.keeper.recall()
+    # Nothing is known of the policies yet, and what is published first is held back already.
+    assert rig.keeper.has_state
+    assert rig.tainted() == ["gpu-0"]
+    rig.keeper.step()
+    assert rig.tainted() == ["gpu-0"]
+    rig.policies(wanted)
+    rig.turn()
+    assert rig.tainted() == ["gpu-0"]
+    rig.claims = []
+    rig.turn()
+    assert rig.tainted() == []
+    assert rig.devices["gpu-0"]["allowMultipleAllocations"]
+    rig.begin()
+    rig.keeper.recall()
+    assert rig.tainted() == []
+
+
+def test_a_gpu_that_is_found_late_is_published_held_back(rig):
+    rig.claims = [claim("train", "gpu-0")]
+    rig.policies(policy("p", only(rig, 0, **SHARES)))
+    rig.turn()
+    there = rig.inventory
+    rig.begin()
+    rig.pool = PoolSource("gpu.nvidia.com", "n1", feed=HealthFeed(), settings=rig.base)
+    rig.pool.publish_to(lambda pool: rig.history.append({d["name"]: d for d in pool.devices}))
+    rig.history.clear()
+    rig.keeper.hold_back(there)
+    rig.pool.inventory_changed(there, InventoryDiff())
+    assert [device["taints"][0]["key"] for device in (each["gpu-0"] for each in rig.history)] == [DRAINING]
+
+
+def test_the_instance_that_takes_over_publishes_what_the_other_wrote_down(rig):
+    rig.claims = [claim("train", "gpu-3")]
+    wanted = policy("p", SHARES)
+    first = rig.keeper
+    rig.begin()
+    second, rig.keeper = rig.keeper, first
+    rig.policies(wanted)
+    rig.turn(10)
+    rig.history.clear()
+    second.recall()
+    assert rig.tainted() == ["gpu-3"]
+    assert rig.devices["gpu-0"]["allowMultipleAllocations"]
+    assert not rig.devices["gpu-3"].get("allowMultipleAllocations")
+
+
+def test_a_conflict_over_many_gpus_is_said_once_to_each_policy(rig):
+    old = policy("old", {"timeSlice": "Long"}, created="2025-01-01T00:00:00Z")
+    rig.policies(old, policy("new", {"timeSlice": "Short"}))
+    rig.turn()
+    said = [each for each in rig.said if each[1] == "PolicyConflict"]
+    assert [name for name, _, _ in said] == ["old", "new"]
+    assert "both set timeSlice of 8 GPUs" in said[0][2]
+    assert len(rig.reports[-1].conflicts) == 1
