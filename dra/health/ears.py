@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from dra.health.hearing import Hearing
@@ -122,7 +123,21 @@ class Ears:
         self._heard(look)
 
     def _hear(self, event: XidEvent) -> bool:
+        event = self._of_whole_gpu(event)
         news = self._hearing.hear(event, now=time.monotonic())
         if news:
             log.debug("xid_heard", gpu_uuid=event.scope.gpu, xid=event.xid, source=event.source)
         return news
+
+    def _of_whole_gpu(self, event: XidEvent) -> XidEvent:
+        """Give an XID of a GPU that is not in MIG mode to the whole of it.
+
+        There NVML says 0xFFFFFFFF for the instances, but not every driver does: some say 0.
+        """
+        scope = event.scope
+        if scope.whole:
+            return event
+        gpu = next((each for each in self._inventory().gpus if each.uuid == scope.gpu), None)
+        if gpu is None or gpu.mig_enabled or gpu.mig_devices:
+            return event
+        return replace(event, scope=Scope(scope.gpu))

@@ -146,6 +146,14 @@ def test_partitions_that_come_are_known_by_their_events(watch):
     on.wait_marks()
 
 
+def test_instances_that_a_gpu_without_mig_cannot_have_mean_the_whole_gpu(watch):
+    """NVML says 0xFFFFFFFF for them there; some of its stand-ins say 0."""
+    on = watch("dgx-h100")
+    on.wait_watched(8)
+    on.control.push_xid(2, 79, gi=0, ci=0, sources=("nvml",))
+    on.until(lambda: on.marks() == {"gpu-2": {("xid", "NoSchedule", "79")}}, "the whole GPU")
+
+
 def test_sleeping_gpus_are_not_woken_and_heard_through_the_kernel_log(watch, tmp_path):
     on = watch(kernel_log=True)
     for gpu in range(4):
