@@ -124,7 +124,7 @@ def test_the_pods_of_a_claim_read_a_notice_too():
 
 def test_the_crash_point_kills_the_process_at_its_count_and_not_before():
     program = (
-        "from dra.plugin.daemon import crash_step\n"
+        "from dra.plugin.crash import crash_step\n"
         "step = crash_step(('here', 2))\n"
         "step('there'); step('here'); print('once', flush=True); step('here'); print('twice')"
     )
