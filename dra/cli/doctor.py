@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dra.cli.common_flags import add_cluster_arguments
 from dra.cli.node_view import add_node_arguments, node_view
 from dra.errors import ConfigError, KubeError
 
@@ -43,10 +44,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("-f", "--filename", metavar="DUMP", action="append", nargs="+", default=[],
                         help="read these dumps of kubectl get -o yaml in place of an API server")  # fmt: skip
     parser.add_argument("--offline", action="store_true", help="ask no API server")
-    parser.add_argument(
-        "--kubeconfig", help="default: $KUBECONFIG, ~/.kube/config, the pod's service account"
-    )
-    parser.add_argument("--context", help="context of the kubeconfig")
+    add_cluster_arguments(parser)
     add_node_arguments(parser)
 
 

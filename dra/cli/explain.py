@@ -8,6 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from dra.cli.common_flags import add_cluster_arguments
 from dra.cli.main import EXIT_USAGE, print_error
 from dra.errors import KubeError
 
@@ -42,10 +43,7 @@ def add_parser(subparsers: Any) -> None:
         default="short",
         help="wide: every node and device",
     )
-    parser.add_argument(
-        "--kubeconfig", help="default: $KUBECONFIG, ~/.kube/config, the pod's service account"
-    )
-    parser.add_argument("--context", help="context of the kubeconfig")
+    add_cluster_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,15 +7,18 @@ import os
 import socket
 from typing import Any
 
+from dra.cli.common_flags import add_log_arguments
+
 
 def add_parser(subparsers: Any) -> None:
     """Add the command; each flag has an environment variable."""
     env = os.environ
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "fleet",
-        help="the cluster's side: claim templates for shares",
+        help="the cluster's side: claim templates, DeviceClasses, the status of policies, metrics",
         description="Makes the claim templates that pods with fractions of GPUs name, and collects those that nobody "
-        "names any more. Several replicas may run; a Lease decides which one works.",
+        "names any more; makes DeviceClasses of the MIG profiles and shared cards that are published; counts in the "
+        "status of policies what nodes say of them. Several replicas may run; a Lease decides which one works.",
     )
     parser.add_argument(
         "--namespace",
@@ -40,12 +43,7 @@ def add_parser(subparsers: Any) -> None:
         "--collect-after", type=float, default=env.get("COLLECT_AFTER") or "600", metavar="SECONDS",
         help="how long a template that no pod names is kept (default 600) [COLLECT_AFTER]",
     )  # fmt: skip
-    parser.add_argument(
-        "--log-level", default=env.get("LOG_LEVEL") or "info", choices=("debug", "info", "warning", "error")
-    )
-    parser.add_argument(
-        "--logging-format", default=env.get("LOGGING_FORMAT") or "json", choices=("json", "text")
-    )
+    add_log_arguments(parser, env)
 
 
 def run(args: argparse.Namespace) -> int:

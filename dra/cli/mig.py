@@ -10,6 +10,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
+from dra.cli.common_flags import add_cluster_arguments
 from dra.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,8 +60,7 @@ def add_parser(subparsers: Any) -> None:
         default=[],
         help="as --cluster, from what kubectl get resourceslices,resourceclaims -A -o yaml wrote",
     )
-    plan.add_argument("--kubeconfig", help="default: $KUBECONFIG, ~/.kube/config, the pod's service account")
-    plan.add_argument("--context", help="context of the kubeconfig")
+    add_cluster_arguments(plan)
     plan.add_argument(
         "-o",
         "--output",

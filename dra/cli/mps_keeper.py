@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dra.cli.common_flags import add_log_arguments
+
 _FLAGS = (
     ("--driver-name", ("DRA_DRIVER_NAME",), "gpu.nvidia.com", "name of the DRA driver"),
     ("--nvidia-driver-root", ("NVIDIA_DRIVER_ROOT", "HOST_DRIVER_ROOT"), "", "root of the NVIDIA driver on the host (default /)"),
@@ -37,10 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, variables, default, text in _FLAGS:
         value = next((os.environ[each] for each in variables if os.environ.get(each)), default)
         parser.add_argument(name, default=value, help=f"{text} [{', '.join(variables)}]")
-    level = os.environ.get("LOG_LEVEL") or "info"
-    parser.add_argument("--log-level", default=level, choices=("debug", "info", "warning", "error"))
-    formats = os.environ.get("LOGGING_FORMAT") or "json"
-    parser.add_argument("--logging-format", default=formats, choices=("json", "text"))
+    add_log_arguments(parser, os.environ)
     parser.add_argument(
         "--check",
         action="store_true",

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dra.cli.common_flags import add_cluster_arguments
 from dra.errors import ConfigError, KubeError
 
 if TYPE_CHECKING:
@@ -47,10 +48,7 @@ def add_parser(subparsers: Any) -> None:
     for each in (diff, status):
         each.add_argument("-o", "--output", choices=("table", "json"), default="table")
         each.add_argument("--driver-name", default="gpu.nvidia.com", help="whose GPUs")
-        each.add_argument(
-            "--kubeconfig", help="default: $KUBECONFIG, ~/.kube/config, the pod's service account"
-        )
-        each.add_argument("--context", help="context of the kubeconfig")
+        add_cluster_arguments(each)
     parted = verbs.add_parser(
         "from-mig-parted",
         help="turn a configuration of NVIDIA's mig-parted (MIG manager) into GpuNodePolicies",

@@ -6,6 +6,8 @@ import argparse
 import os
 from typing import Any
 
+from dra.cli.common_flags import add_cluster_arguments
+
 
 def add_parser(subparsers: Any) -> None:
     """Add the command."""
@@ -16,10 +18,7 @@ def add_parser(subparsers: Any) -> None:
         epilog="Exit code 0: none; 1: some, which are named; 2: the cluster could not be asked.",
     )
     parser.add_argument("--driver-name", default=os.environ.get("DRA_DRIVER_NAME") or "gpu.nvidia.com")
-    parser.add_argument(
-        "--kubeconfig", help="default: $KUBECONFIG, ~/.kube/config, the pod's service account"
-    )
-    parser.add_argument("--context", help="context of the kubeconfig")
+    add_cluster_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from dra.cli.common_flags import add_log_arguments
+
 # The second part of a resource's name.
 _WORD = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 
@@ -44,12 +46,7 @@ def add_parser(subparsers: Any) -> None:
         "--shares-per-card", type=int, default=env.get("SHARES_PER_CARD") or "100", metavar="N",
         help="into how many shares the fleet's shared cards are cut: --sharing N of the plugin (default 100) [SHARES_PER_CARD]",
     )  # fmt: skip
-    parser.add_argument(
-        "--log-level", default=env.get("LOG_LEVEL") or "info", choices=("debug", "info", "warning", "error")
-    )
-    parser.add_argument(
-        "--logging-format", default=env.get("LOGGING_FORMAT") or "json", choices=("json", "text")
-    )
+    add_log_arguments(parser, env)
 
 
 def rules_from(args: argparse.Namespace) -> Any:
