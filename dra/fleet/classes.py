@@ -7,16 +7,15 @@ ours goes without. Classes are never deleted: pods that wait for a node which is
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from dra.errors import DraError, KubeError
+from dra.errors import KubeError
+from dra.fleet.rounds import Rounds
 from dra.kube.client import KubeClient
 from dra.kube.resources import DEVICE_CLASSES, RESOURCE_SLICES
 from dra.slices.mig_classes import mig_classes, profiles_in
 from dra.telemetry.log import error_fields, get_logger
-from dra.telemetry.threads import start_thread
 
 log = get_logger()
 Json = dict[str, Any]
@@ -97,30 +96,16 @@ class ClassKeeper:
     """A part of `dra fleet`: looks twice a minute while it leads."""
 
     def __init__(self, client: KubeClient, *, driver: str, look_seconds: float = LOOK_SECONDS) -> None:
-        self._client, self._driver, self._look_seconds = client, driver, look_seconds
-        self._ending = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._client, self._driver = client, driver
+        self._rounds = Rounds("device-classes", self.look, seconds=look_seconds)
 
     def start(self) -> None:
         """Begin. Raises HostError: DRA-HOST-NO-THREADS."""
-        self._thread = threading.Thread(target=self._run, name="device-classes", daemon=True)
-        start_thread(self._thread)
+        self._rounds.start()
 
     def stop(self, *, timeout_seconds: float = 5.0) -> None:
         """End; the classes stay."""
-        self._ending.set()
-        if self._thread is not None:
-            self._thread.join(timeout_seconds)
-
-    def _run(self) -> None:
-        while not self._ending.is_set():
-            try:
-                self.look()
-            except DraError as error:
-                log.warning("device_classes_failed", **error_fields(error))
-            except Exception:  # marked border: the next round tries again
-                log.exception("device_classes_crashed")
-            self._ending.wait(self._look_seconds)
+        self._rounds.stop(timeout_seconds=timeout_seconds)
 
     def look(self) -> None:
         """Make what is missing and mend what is ours. Raises DraError."""

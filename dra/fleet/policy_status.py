@@ -8,17 +8,16 @@ that was applied again) would stay for ever.
 from __future__ import annotations
 
 import datetime as dt
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dra.api.policy import GROUP_VERSION, Policy, decode_policy
-from dra.errors import ConfigError, DraError, KubeError
+from dra.errors import ConfigError, KubeError
+from dra.fleet.rounds import Rounds
 from dra.kube.client import KubeClient
 from dra.kube.clock import Clock, SystemClock
 from dra.kube.resources import GPU_NODE_POLICIES, GPU_NODES, NODES, RESOURCE_SLICES
-from dra.telemetry.log import error_fields, get_logger
-from dra.telemetry.threads import start_thread
+from dra.telemetry.log import get_logger
 
 log = get_logger()
 Json = dict[str, Any]
@@ -179,34 +178,19 @@ class PolicyStatus:
         clock: Clock | None = None,
     ) -> None:
         self._client, self._driver = client, driver
-        self._gather_seconds, self._sweep_seconds = gather_seconds, sweep_seconds
-        self._gone_seconds, self._clock = gone_seconds, clock or SystemClock()
-        self._ending = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._sweep_seconds, self._gone_seconds = sweep_seconds, gone_seconds
+        self._clock = clock or SystemClock()
+        self._rounds = Rounds("policy-status", self.gather, self._sweep_when_due, seconds=gather_seconds)
         self._swept = float("-inf")
         self._gone_since: dict[str, float] = {}
 
     def start(self) -> None:
         """Begin. Raises HostError: DRA-HOST-NO-THREADS."""
-        self._thread = threading.Thread(target=self._run, name="policy-status", daemon=True)
-        start_thread(self._thread)
+        self._rounds.start()
 
     def stop(self, *, timeout_seconds: float = 5.0) -> None:
         """End."""
-        self._ending.set()
-        if self._thread is not None:
-            self._thread.join(timeout_seconds)
-
-    def _run(self) -> None:
-        while not self._ending.is_set():
-            for job in (self.gather, self._sweep_when_due):
-                try:
-                    job()
-                except DraError as error:
-                    log.warning("policy_status_failed", **error_fields(error))
-                except Exception:  # marked border: the next round tries again
-                    log.exception("policy_status_crashed")
-            self._ending.wait(self._gather_seconds)
+        self._rounds.stop(timeout_seconds=timeout_seconds)
 
     def gather(self) -> None:
         """Write the status of each policy that changed. Raises DraError."""

@@ -6,11 +6,9 @@ is left in them.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Protocol
+from typing import Protocol
 
 from dra.errors import DraError, HostError
 from dra.fleet.classes import ClassKeeper
@@ -21,12 +19,13 @@ from dra.fleet.templates import COLLECT_SECONDS, TemplateKeeper
 from dra.kube.client import KubeClient
 from dra.kube.connection import Connection, KubeOptions
 from dra.kube.events import EventRecorder
+from dra.telemetry.http import HttpServer, Request, Response, Route
 from dra.telemetry.log import error_fields, get_logger
 from dra.telemetry.metrics import Registry, render
-from dra.telemetry.threads import start_thread
 
 log = get_logger()
 COMPONENT = "dra-fleet"
+MAX_PORT = 65_535
 
 
 class Part(Protocol):
@@ -88,19 +87,21 @@ class Fleet:
             self._lease_client, namespace=settings.namespace, name=settings.lease, identity=settings.identity,
             on_lead=self._lead, on_lost=self._lost, times=settings.times,
         )  # fmt: skip
-        self._health: _Health | None = None
+        self._health: HttpServer | None = None
 
     @property
     def port(self) -> int:
         """The port of health; 0 without."""
-        return 0 if self._health is None else int(self._health.server_address[1])
+        return 0 if self._health is None else self._health.port
 
     def start(self) -> None:
         """Take part in the election. Raises HostError."""
         if self.settings.port >= 0:
             registry = Registry()
             registry.add(FleetMetrics(self.client, driver=self.settings.driver))
-            self._health = _Health(self.settings.port, lambda: self.elector.trouble, registry)
+            self._health = _listen(
+                self.settings.port, trouble=lambda: self.elector.trouble, registry=registry
+            )
         self.elector.start()
 
     def stop(self) -> None:
@@ -110,17 +111,17 @@ class Fleet:
         for client in (self.client, self._lease_client):
             client.close()
         if self._health is not None:
-            self._health.end()
+            self._health.stop()
 
     def _lead(self) -> None:
         for make in self._makers:
             try:
                 part = make(self.client, self.events)
+                # Also one that starts only half: what of it runs must end when we do not lead any more.
+                self._running.append(part)
                 part.start()
             except DraError as error:
                 log.error("part_not_started", **error_fields(error))  # noqa: TRY400 - for people
-            else:
-                self._running.append(part)
 
     def _lost(self) -> None:
         while self._running:
@@ -131,51 +132,32 @@ class Fleet:
                 log.exception("part_not_stopped")
 
 
-class _Health(ThreadingHTTPServer):
-    """`/healthz` says that the process answers, `/readyz` that the API server does; `/metrics` tells of the fleet."""
+def _listen(port: int, *, trouble: Callable[[], str], registry: Registry) -> HttpServer:
+    """Serve `/healthz` (the process answers), `/readyz` (the API server does) and `/metrics` (of the fleet).
 
-    daemon_threads = True
+    Raises:
+        HostError: DRA-FLAG-PORT, DRA-HOST-NO-THREADS.
+    """
 
-    def __init__(self, port: int, trouble: Callable[[], str], registry: Registry) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            timeout = 10
+    def ready(_request: Request) -> Response:
+        wrong = trouble()
+        return Response(f"{wrong or 'ok'}\n".encode(), status=503 if wrong else 200)
 
-            def do_GET(self) -> None:
-                if self.path.partition("?")[0] == "/metrics":
-                    self._metrics()
-                    return
-                known = self.path in ("/healthz", "/readyz")
-                wrong = trouble() if self.path == "/readyz" else ""
-                body = f"{wrong or 'ok'}\n".encode()
-                self.send_response(404 if not known else 503 if wrong else 200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+    def metrics(request: Request) -> Response:
+        body, kind = render(registry.collect(), accept=request.headers.get("accept", ""))
+        return Response(body, kind)
 
-            def _metrics(self) -> None:
-                body, kind = render(registry.collect(), accept=self.headers.get("Accept", ""))
-                self.send_response(200)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_args: Any) -> None:
-                pass
-
-        try:
-            super().__init__(("", port), Handler)
-        except (OSError, OverflowError) as error:
-            raise HostError(
-                "DRA-FLAG-PORT",
-                f"cannot listen on port {port}: {error}",
-                remedy="Give another --healthcheck-port.",
-            ) from error
-        self._thread = threading.Thread(target=self.serve_forever, name="health", daemon=True)
-        start_thread(self._thread)
-
-    def end(self) -> None:
-        """Stop serving."""
-        self.shutdown()
-        self.server_close()
-        self._thread.join(2.0)
+    routes = {
+        "/healthz": Route(lambda _request: Response(b"ok\n"), quick=True),
+        "/readyz": Route(ready, quick=True),
+        "/metrics": Route(metrics),
+    }
+    if port <= MAX_PORT:
+        server = HttpServer(f":{port}", routes, name="health")
+        server.start()
+        if server.port:
+            return server
+        server.stop()
+    raise HostError(
+        "DRA-FLAG-PORT", f"cannot listen on port {port}", remedy="Give another --healthcheck-port."
+    )

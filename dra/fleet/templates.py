@@ -96,8 +96,9 @@ class TemplateKeeper:
         """Begin. Raises HostError: DRA-HOST-NO-THREADS."""
         self._pods.start()
         self._templates.start()
-        self._thread = threading.Thread(target=self._run, name="claim-templates", daemon=True)
-        start_thread(self._thread)
+        thread = threading.Thread(target=self._run, name="claim-templates", daemon=True)
+        start_thread(thread)
+        self._thread = thread
 
     def stop(self, *, timeout_seconds: float = 5.0) -> None:
         """End; what was made stays."""
