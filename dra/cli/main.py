@@ -30,7 +30,10 @@ COMMANDS = {
     "top": ("dra.cli.top", "GPUs, who holds them, and what they do"),
     "validate": ("dra.cli.validate", "check manifests offline"),
     "webhook": ("dra.cli.webhook", "the admission webhook"),
-    "fleet": ("dra.cli.fleet", "the cluster's side: claim templates, DeviceClasses, the status of policies, metrics"),
+    "fleet": (
+        "dra.cli.fleet",
+        "the cluster's side: claim templates, DeviceClasses, the status of policies, metrics",
+    ),
     "policy": ("dra.cli.policy", "what GpuNodePolicies would change, and how far the nodes are"),
     "export-checkpoint": ("dra.cli.export_checkpoint", "hand prepared claims back to NVIDIA's driver"),
     "uninstall-check": (
