@@ -92,7 +92,13 @@ class PolicyPorts:
 
 @dataclass(frozen=True, slots=True)
 class GpuReport:
-    """How far one GPU is. `claims` are those that are waited for."""
+    """How far one GPU is.
+
+    Args:
+        claims: those that are waited for.
+        policy: whose word the change is; empty: the flags'.
+        blocks: what is to change.
+    """
 
     device: str
     uuid: str
@@ -101,6 +107,8 @@ class GpuReport:
     code: str = ""
     message: str = ""
     claims: tuple[str, ...] = ()
+    policy: str = ""
+    blocks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +176,7 @@ class PolicyKeeper:
         self._thread: threading.Thread | None = None
         self._draining: dict[str, _Draining] = {}
         self._told: dict[tuple[str, str], str] = {}
+        self._gpu_told: dict[str, GpuReport] = {}
         self._reported: NodeReport | None = None
         self._led = False
 
@@ -287,7 +296,10 @@ class PolicyKeeper:
         self._drop_finished(plans)
         self._hold_back_busy()
         self._publish()
-        reports = [self._advance(gpu, plan) for gpu, plan in plans]
+        reports = [
+            replace(self._advance(gpu, plan), policy=_whose(found, gpu, plan), blocks=plan.blocks)
+            for gpu, plan in plans
+        ]
         self._hold_back_busy()
         self._tell(found, world, reports)
         if not self._draining:
@@ -469,17 +481,8 @@ class PolicyKeeper:
 
     def _tell(self, found: Resolution, world: _World, reports: Iterable[GpuReport]) -> None:
         reports = tuple(reports)
-        top = found.policies[0] if found.policies else ""
         for report in reports:
-            if report.state == "Applied":
-                before = self._told.pop(("", report.device), "")
-                if before:
-                    self._ports.tell(
-                        top, report.device, "Normal", "PolicyApplied", f"{report.device} is as it should be"
-                    )
-                continue
-            kind: Literal["Normal", "Warning"] = "Normal" if report.state == "Waiting" else "Warning"
-            self._once(("", report.device), report.message, top, report.device, kind, f"Policy{report.state}")
+            self._tell_gpu(report)
         clashes = conflicts_in_words(found.conflicts)
         for (winner, loser, block), clash in clashes.items():
             for name in (winner, loser):
@@ -492,6 +495,31 @@ class PolicyKeeper:
                 conflicts=tuple(clashes.values()),
             )
         )
+
+    def _tell_gpu(self, report: GpuReport) -> None:
+        """Say what becomes of a GPU; a step of a moment is not worth an Event, nor is each claim that ends."""
+        device, before = report.device, self._gpu_told.get(report.device)
+        if report.state == "Applied":
+            if before is not None:
+                del self._gpu_told[device]
+                said = f"{device} is as it should be"
+                self._ports.tell(before.policy, device, "Normal", "PolicyApplied", said)
+            return
+        known = (
+            before is not None
+            and (before.state, before.policy, before.blocks) == (report.state, report.policy, report.blocks)
+            and (
+                set(report.claims) <= set(before.claims)
+                if report.claims
+                else before.message == report.message
+            )
+        )
+        if not known and (report.state != "Waiting" or report.claims):
+            kind: Literal["Normal", "Warning"] = "Normal" if report.state == "Waiting" else "Warning"
+            self._ports.tell(report.policy, device, kind, f"Policy{report.state}", report.message)
+            self._gpu_told[device] = report
+        elif before is None:
+            self._gpu_told[device] = report
 
     def _once(
         self,
@@ -516,6 +544,12 @@ class PolicyKeeper:
 def _report(gpu: Gpu, state: State = "Applied", error: DraError | None = None) -> GpuReport:
     code, message = ("", "") if error is None else (error.code, str(error))
     return GpuReport(str(GpuName(gpu.minor)), gpu.uuid, gpu.product_name, state, code, message)
+
+
+def _whose(found: Resolution, gpu: Gpu, plan: GpuPlan) -> str:
+    """Give the policy that wants a change; empty: the flags do."""
+    sources = (found.settings.source_of(identity_of(gpu), block) for block in plan.blocks)
+    return next((source for source in sources if source), "").removeprefix("GpuNodePolicy ")
 
 
 def _waiting(gpu: Gpu, message: str, claims: tuple[str, ...] = ()) -> GpuReport:

@@ -498,3 +498,21 @@ def test_a_conflict_over_many_gpus_is_said_once_to_each_policy(rig):
     assert [name for name, _, _ in said] == ["old", "new"]
     assert "both set timeSlice of 8 GPUs" in said[0][2]
     assert len(rig.reports[-1].conflicts) == 1
+
+
+def test_events_name_the_policy_that_wants_the_change_and_are_few(rig):
+    rig.claims = [claim(f"job-{n}", "gpu-0") for n in range(6)]
+    label = policy("label", {"attributes": {"rail": {"int": 3}}}, weight=9)
+    rig.policies(label, policy("cards", SHARES))
+    rig.turn()
+    while rig.claims:
+        rig.claims.pop()
+        rig.turn(3)
+    said = [(name, reason, text) for name, reason, text in rig.said if text.startswith("gpu-0")]
+    assert [(name, reason) for name, reason, _ in said] == [
+        ("cards", "PolicyWaiting"),
+        ("cards", "PolicyApplied"),
+    ]
+    assert "team/job-0" in said[0][2]
+    # Nobody had the others: what was over in a moment is told when it is over.
+    assert {reason for _, reason, text in rig.said if text.startswith("gpu-1")} == {"PolicyApplied"}
