@@ -67,7 +67,12 @@ class PoolPlan:
 
 
 def plan_pool(
-    contents: Sequence[Json], stored: Sequence[Json], *, identity: PoolIdentity, memory: Memory
+    contents: Sequence[Json],
+    stored: Sequence[Json],
+    *,
+    identity: PoolIdentity,
+    memory: Memory,
+    forms: Sequence[Json],
 ) -> PoolPlan:
     """Compare the wanted contents with all stored slices of this driver and node.
 
@@ -76,15 +81,16 @@ def plan_pool(
     * several slices differ, in nothing but taints: the generation stays too, for each state in between is a pool
       that the node could have, and with a new one nothing could be allocated until the last slice is written;
     * anything else: the highest generation seen plus one, in all slices.
+
+    `forms` are the normal forms of the contents.
     """
-    forms = [normal_form(content) for content in contents]
     usable, surplus = _sorted_out(stored, count=len(contents), identity=identity, memory=memory)
     ours = [obj for obj in stored if _pool(obj).get("name") == identity.pool_name]
     highest = max([_generation(obj) for obj in ours], default=None)
     top = max(memory.generation, highest if highest is not None else 0)
     if not usable:
         # All are gone, or there never were any. The same content may come back as it was.
-        fresh = highest is None and list(memory.contents) == forms
+        fresh = highest is None and list(memory.contents) == list(forms)
         generation = max(top, 1) if fresh or top == 0 else top + 1
         return PoolPlan(
             generation,

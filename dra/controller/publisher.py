@@ -321,7 +321,7 @@ class Publisher:
             if desired is None:
                 self._passed_at = self._clock.now()
                 return
-            outcome = self._reconciler.run(desired)
+            outcome = self._reconciler.run(desired, forms=form or ())
         except DraError as error:
             self._failed(error)
         except Exception as error:  # marked border: a bug here must not end the publishing

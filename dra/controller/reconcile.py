@@ -14,7 +14,7 @@ from typing import Any
 from dra.controller.dropped import DroppedFields, describe, dropped_fields
 from dra.controller.plan import Memory, PoolPlan, plan_pool
 from dra.controller.refusal import Refusal, device_limit, plan_refusals, split, without_refused
-from dra.controller.shape import PoolIdentity, normal_form, taint_keys, taint_times
+from dra.controller.shape import PoolIdentity, content_in, normal_form, taint_keys, taint_times
 from dra.errors import KubeError
 from dra.kube.client import KubeClient
 from dra.kube.clock import Clock
@@ -98,8 +98,12 @@ class PoolReconciler:
         self._memory = replace(self._memory, accepted={})
         self._owner_at = None
 
-    def run(self, contents: Sequence[Json]) -> Outcome:
+    def run(self, contents: Sequence[Json], *, forms: Sequence[Json] = ()) -> Outcome:
         """Make the stored pool equal to the contents, less what the server refuses.
+
+        Args:
+            contents: what the slices shall say.
+            forms: their normal forms, if the caller has them already: in a large pool they are no small work.
 
         Raises:
             KubeError: what stands in the way; what was written so far is right and the next pass goes on.
@@ -111,22 +115,23 @@ class PoolReconciler:
         only_creates, last_writer = True, ""
         for attempt in range(ATTEMPTS):
             wanted = split(without_refused(contents, self._refusals), self._limit)
+            wanted_forms = _forms_of(wanted, known=tuple(zip(contents, forms, strict=False)))
             identity = self._owned(fresh=False)
             stored = self._stored()
             times = {**self._memory.times, **taint_times(stored)}
             self._memory = replace(self._memory, times=times)
-            plan = plan_pool(wanted, stored, identity=identity, memory=self._memory)
+            plan = plan_pool(wanted, stored, identity=identity, memory=self._memory, forms=wanted_forms)
             if plan.create and not self._owner_is_fresh:
                 # Slices that vanish are also how a node goes that is made again under its name.
                 identity = self._owned(fresh=True)
-                plan = plan_pool(wanted, stored, identity=identity, memory=self._memory)
+                plan = plan_pool(wanted, stored, identity=identity, memory=self._memory, forms=wanted_forms)
             if attempt == 0:
                 only_creates, last_writer = (
                     plan.only_creates,
                     _last_writer(stored, self._client.field_manager),
                 )
             try:
-                versions = self._execute(plan, wanted)
+                versions = self._execute(plan, wanted, wanted_forms)
             except KubeError as error:
                 if error.code == "DRA-API-INVALID" and self._learn(error):
                     continue
@@ -136,7 +141,7 @@ class PoolReconciler:
                 if error.reason == "AlreadyExists":
                     self._yield_name(error)
                 continue
-            self._remember(plan, wanted)
+            self._remember(plan, wanted, wanted_forms)
             return Outcome(
                 generation=plan.generation,
                 slices=len(wanted),
@@ -183,7 +188,7 @@ class PoolReconciler:
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def _execute(self, plan: PoolPlan, wanted: Sequence[Json]) -> dict[str, str]:
+    def _execute(self, plan: PoolPlan, wanted: Sequence[Json], forms: Sequence[Json]) -> dict[str, str]:
         """Make the calls of a plan; give the versions of all slices afterwards, by name."""
         versions = {obj["metadata"]["name"]: _version(obj) for obj in plan.kept}
         for obj in plan.delete:
@@ -191,10 +196,10 @@ class PoolReconciler:
         for index, body in plan.update:
             name = body["metadata"]["name"]
             replacing = partial(self._client.replace, RESOURCE_SLICES, name, body)
-            versions[name] = self._write(index, wanted[index], replacing)
+            versions[name] = self._write(index, wanted[index], forms[index], replacing)
         for index, body in plan.create:
             creating = partial(self._client.create, RESOURCE_SLICES, body)
-            versions[body["metadata"]["name"]] = self._write(index, wanted[index], creating)
+            versions[body["metadata"]["name"]] = self._write(index, wanted[index], forms[index], creating)
         return versions
 
     def _delete(self, obj: Json) -> None:
@@ -213,7 +218,7 @@ class PoolReconciler:
                 raise
         self._writes += 1
 
-    def _write(self, index: int, content: Json, act: Callable[..., Json]) -> str:
+    def _write(self, index: int, content: Json, sent_form: Json, act: Callable[..., Json]) -> str:
         """Write one slice; compare what the server made of it; give its new resourceVersion."""
         try:
             stored = act(timeout_seconds=REQUEST_SECONDS)
@@ -224,7 +229,9 @@ class PoolReconciler:
             raise
         self._writes += 1
         self._on_write(stored["metadata"]["name"], _version(stored))
-        sent_form, stored_form = normal_form(content), normal_form(stored.get("spec") or {})
+        spec = stored.get("spec") or {}
+        # Most servers store it as it was sent.
+        stored_form = sent_form if content_in(spec) == content else normal_form(spec)
         accepted = dict(self._memory.accepted)
         accepted.pop(index, None)
         if sent_form != stored_form:
@@ -262,8 +269,7 @@ class PoolReconciler:
         if (spec.get("driver"), spec.get("nodeName")) != (self._identity.driver, self._identity.node_name):
             self._memory = replace(self._memory, salt=f"{self._memory.salt}+")
 
-    def _remember(self, plan: PoolPlan, wanted: Sequence[Json]) -> None:
-        forms = tuple(normal_form(content) for content in wanted)
+    def _remember(self, plan: PoolPlan, wanted: Sequence[Json], forms: tuple[Json, ...]) -> None:
         accepted = {
             index: pair
             for index, pair in self._memory.accepted.items()
@@ -281,6 +287,12 @@ class PoolReconciler:
             accepted=accepted,
             times={key: at for key, at in self._memory.times.items() if key in present},
         )
+
+
+def _forms_of(contents: Sequence[Json], *, known: Sequence[tuple[Json, Json]]) -> tuple[Json, ...]:
+    """Give the normal forms; of a content that is the same object as a known one, the known one."""
+    by_id = {id(content): form for content, form in known}
+    return tuple(by_id.get(id(content)) or normal_form(content) for content in contents)
 
 
 def pool_selector(identity: PoolIdentity) -> str:

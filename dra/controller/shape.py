@@ -128,9 +128,14 @@ def slice_body(identity: PoolIdentity, name: str, spec: Json) -> Json:
 # -- normal forms ------------------------------------------------------------------------------------------
 
 
+def content_in(spec: Mapping[str, Any]) -> Json:
+    """Give what a spec holds beside pool, driver and node."""
+    return {key: value for key, value in spec.items() if key not in ("driver", "nodeName", "pool")}
+
+
 def normal_form(spec: Mapping[str, Any]) -> Json:
     """Give the meaning of a content or of a stored spec; pool, driver and node are left out."""
-    rest = {key: value for key, value in spec.items() if key not in ("driver", "nodeName", "pool")}
+    rest = content_in(spec)
     devices, counters = rest.pop("devices", None) or [], rest.pop("sharedCounters", None) or []
     form = {**_pruned(rest)}
     if devices:

@@ -75,6 +75,9 @@ def check_device(device: Mapping[str, Any], path: str) -> Iterator[Violation]:
         yield Violation(path, f"{count} attributes and capacities, at most {MAX_ATTRIBUTES_AND_CAPACITIES}")
     values = 0
     for name, attribute in attributes.items():
+        if _is_plain(name, attribute):
+            values += 1
+            continue
         where = f"{path}.attributes[{name}]"
         values += sum(map(len, lists_of(attribute))) or 1
         for message in _name_and(name, _check_attribute(attribute)):
@@ -83,11 +86,31 @@ def check_device(device: Mapping[str, Any], path: str) -> Iterator[Violation]:
         yield Violation(f"{path}.attributes", f"{values} values in all, at most {MAX_VALUES}")
     shared = device.get("allowMultipleAllocations") is True
     for name, each in capacity.items():
+        if _is_amount(each) and _is_qualified_name(name):
+            continue
         for message in _name_and(name, _check_capacity(each, shared=shared)):
             yield Violation(f"{path}.capacity[{name}]", message, capacity=name)
     yield from _check_consumption(device.get("consumesCounters") or [], f"{path}.consumesCounters")
     yield from _check_taints(device.get("taints") or [], f"{path}.taints")
     yield from _check_conditions(device, path)
+
+
+def _is_plain(name: str, attribute: Any) -> bool:
+    """Whether an attribute is right at first sight: one scalar. Most are, and a pool of partitions has thousands."""
+    if type(attribute) is not dict or len(attribute) != 1 or not _is_qualified_name(name):
+        return False
+    ((kind, value),) = attribute.items()
+    if kind == "bool":
+        return type(value) is bool
+    if kind == "int":
+        return type(value) is int and value in _INT64
+    short = type(value) is str and value.isascii() and len(value) <= MAX_VALUE_BYTES
+    return short and (kind == "string" or (kind == "version" and _is_version(value)))
+
+
+def _is_amount(capacity: Any) -> bool:
+    """Whether a capacity is an amount and nothing else."""
+    return type(capacity) is dict and len(capacity) == 1 and quantity_of(capacity.get("value")) is not None
 
 
 def _name_and(name: str, messages: Iterator[str]) -> Iterator[str]:

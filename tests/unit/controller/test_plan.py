@@ -41,7 +41,9 @@ def stored_as(content: Pool, *, generation: int = 1, identity: PoolIdentity = ME
 def planned(
     content: Pool, stored: list[dict], memory: Memory | None = None, identity: PoolIdentity = ME
 ) -> PoolPlan:
-    return plan_pool(contents_of(content), stored, identity=identity, memory=memory or Memory())
+    contents = contents_of(content)
+    forms = [normal_form(each) for each in contents]
+    return plan_pool(contents, stored, identity=identity, memory=memory or Memory(), forms=forms)
 
 
 def generations(plan: PoolPlan) -> set[int]:
