@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import dra.plugin.lean_grpc  # noqa: F401  before whatever imports grpc
 from dra.api.gpu_settings import GpuSettings
 from dra.errors import DraError, HostError
 from dra.health.feed import HealthFeed
@@ -168,6 +169,7 @@ class Daemon:
             self.probe.start(settings.healthcheck_port)
         self.metrics.start()
         gc.freeze()
+        gc.enable()  # the command line keeps it from running while modules load
         log.info("plugin_started", probe_port=self.probe.port)
 
     def stop(self, *, grace_seconds: float = STOP_GRACE_SECONDS) -> bool:

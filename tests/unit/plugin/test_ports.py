@@ -134,6 +134,19 @@ def test_the_crash_point_kills_the_process_at_its_count_and_not_before():
     assert (done.returncode, done.stdout) == (-9, "once\n")
 
 
+def test_who_asks_for_the_part_of_grpc_that_the_daemon_leaves_out_gets_it():
+    program = (
+        "import dra.plugin.daemon, grpc\n"
+        "assert not hasattr(grpc, 'aio')\n"
+        "from grpc import aio\n"
+        "print(aio.server is grpc.aio.server)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
 def test_the_daemon_loads_nothing_that_only_the_command_line_needs():
     program = "import sys, dra.plugin.daemon, dra.plugin.machine, dra.cli.plugin; print(*sys.modules)"
     done = subprocess.run(
@@ -143,6 +156,7 @@ def test_the_daemon_loads_nothing_that_only_the_command_line_needs():
     forbidden = (
         "rich",
         "yaml",
+        "grpc.aio",
         "aiohttp",
         "pydantic",
         "kubernetes",
