@@ -201,7 +201,7 @@ class _Notes(Findings):
     def mismatch(self, path: str, value: Any, shape: Type, error: DecodeError) -> Any:
         self.broken = True
         self.subject.report(
-            "error", "DRA-SCHEMA-TYPE", path.rstrip("."), f"must be {_wanted(shape)}, is {_shown(value)}",
+            "error", "DRA-SCHEMA-TYPE", path.rstrip("."), type_error(value, shape),
             remedy="" if str(error).startswith("json:") else f"The API server says: {error}.",
         )  # fmt: skip
         return None
@@ -229,8 +229,9 @@ _WANTED = {
 }  # fmt: skip
 
 
-def _wanted(shape: Type) -> str:
-    return _WANTED.get(shape.kind, "an object (fields with values)")
+def type_error(value: Any, shape: Type) -> str:
+    """Write what stands where something of another type belongs."""
+    return f"must be {_WANTED.get(shape.kind, 'an object (fields with values)')}, is {_shown(value)}"
 
 
 def _shown(value: Any) -> str:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dra.api.rules.decode import DecodeError, Findings, decode
+from dra.api.rules.schema import Type, load_struct
 from dra.diagnose.explain.cluster import KINDS, Cluster, Collection
 from dra.diagnose.texts import UnreadableText, read_text
+from dra.diagnose.validate_object import type_error
 from dra.errors import ConfigError
 
 _SUFFIXES = {".yaml", ".yml", ".json"}
+# Far more than any cluster has; aliases of YAML make a short file endless.
+_MAX_OBJECTS = 1_000_000
+_MAX_LISTS = 8
 
 
 def read_files(paths: Sequence[str]) -> Cluster:
@@ -26,7 +32,8 @@ def read_files(paths: Sequence[str]) -> Cluster:
     for path in paths:
         for name, text in _texts(path):
             for document in _documents(name, text):
-                collection.add(document)
+                for obj in _objects(name, document):
+                    collection.add(_typed(name, obj))
     unread = {kind: "not in the files" for kind in KINDS if not collection.objects[kind]}
     return Cluster(collection.objects, unread, collection.version)
 
@@ -57,6 +64,65 @@ def _documents(name: str, text: str) -> Iterator[dict[str, Any]]:
             # kubectl writes the kind of a list after its items.
             raise _bad(name, "it ends before its end: the kind of the list is missing")
         yield document
+
+
+def _objects(name: str, document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Give the objects of a document, of lists in lists too, each with the kind and version that its list says it has."""
+    waiting: list[tuple[Any, str, str, int]] = [(document, "", "", 0)]
+    for _ in range(_MAX_OBJECTS):
+        if not waiting:
+            return
+        obj, kind, version, depth = waiting.pop()
+        if not isinstance(obj, Mapping):
+            continue
+        kind = str(obj.get("kind") or kind)
+        version = str(obj.get("apiVersion") or version)
+        items = obj.get("items")
+        if not isinstance(items, list):
+            yield {**obj, "kind": kind, "apiVersion": version}
+            continue
+        if depth == _MAX_LISTS:
+            raise _bad(name, "it nests too deeply")
+        rest = _MAX_OBJECTS - len(waiting)
+        waiting += [(item, kind.removesuffix("List"), version, depth + 1) for item in reversed(items[:rest])]
+    raise _bad(name, f"it has more than {_MAX_OBJECTS} objects")
+
+
+class _WrongTypeError(DecodeError):
+    """Names the field."""
+
+
+class _Strict(Findings):
+    """A value of a wrong type ends it; a field of a newer Kubernetes does not."""
+
+    def mismatch(self, path: str, value: Any, shape: Type, error: DecodeError) -> Any:
+        if isinstance(error, _WrongTypeError):
+            raise error
+        raise _WrongTypeError(f"{path.rstrip('.')} {type_error(value, shape)}")
+
+
+def _typed(name: str, obj: dict[str, Any]) -> dict[str, Any]:
+    """Give the object with the types that the API server gives it: what reads it need not doubt them.
+
+    Raises:
+        ConfigError: DRA-DUMP-FORMAT, which names object and field.
+    """
+    kind = obj["kind"]
+    if kind not in KINDS:
+        return obj
+    group, _, version = obj["apiVersion"].rpartition("/")
+    module = f"{group.partition('.')[0] or 'core'}_{version or 'v1'}"
+    try:
+        load_struct(f"{module}.{kind}")
+    except (KeyError, OSError):
+        # A version that came later, or one that is gone: nearest to the newest known.
+        module = "resource_v1" if kind.startswith(("Resource", "Device")) else "core_v1"
+    try:
+        return {**decode(obj, f"{module}.{kind}", _Strict()), "kind": kind, "apiVersion": obj["apiVersion"]}
+    except DecodeError as error:
+        metadata = obj.get("metadata")
+        who = metadata.get("name") if isinstance(metadata, Mapping) else None
+        raise _bad(name, f"{kind} {who or 'without a name'}: {error}") from error
 
 
 def _values(name: str, text: str) -> Iterator[Any]:
