@@ -134,7 +134,7 @@ def decode_policy(body: Mapping[str, Any]) -> Policy:
     if not isinstance(spec, Mapping):
         raise _invalid(name, "spec: is missing", "Write spec.gpus with at least one group.")
     try:
-        model = PolicySpec.model_validate(without_null(spec))
+        model = PolicySpec.model_validate(_as_stored(spec))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         path = ".".join(str(part) for part in ("spec", *first["loc"]))
@@ -143,13 +143,18 @@ def decode_policy(body: Mapping[str, Any]) -> Policy:
     return _policy(name, metadata, model)
 
 
-def without_null(value: Any) -> Any:
-    """Leave out what is null, as the API server does; in lists it stays, and is wrong there."""
-    if isinstance(value, Mapping):
-        return {key: without_null(each) for key, each in value.items() if each is not None}
-    if isinstance(value, list):
-        return [without_null(each) for each in value]
-    return value
+def _as_stored(spec: Any) -> Any:
+    """Give a spec without what is null, and whole numbers as such: the API server takes 2.0 for an integer.
+
+    In lists a null stays, and is wrong there.
+    """
+    if isinstance(spec, Mapping):
+        return {key: _as_stored(each) for key, each in spec.items() if each is not None}
+    if isinstance(spec, list):
+        return [_as_stored(each) for each in spec]
+    if isinstance(spec, float) and spec.is_integer():
+        return int(spec)
+    return spec
 
 
 def resolve(

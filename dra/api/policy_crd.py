@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dra.api.policy import GROUP, VERSION
-from dra.api.policy_models import GROUP_BLOCKS, MAX_PARTITIONS, json_schema
+from dra.api.policy_models import GROUP_BLOCKS, MAX_PARTITIONS, MAX_TEXT_BYTES, OWN_ATTRIBUTES, json_schema
 
 Json = dict[str, Any]
 
@@ -41,11 +41,19 @@ _RULES: Mapping[str, tuple[tuple[str, str], ...]] = {
             "[has(self.string), has(self.int), has(self.bool), has(self.version)].filter(given, given).size() == 1",
             "exactly one of string, int, bool and version must be given",
         ),
+        (
+            f"!has(self.string) || bytes(self.string).size() <= {MAX_TEXT_BYTES}",
+            f"string has more than {MAX_TEXT_BYTES} bytes",
+        ),
     ),
     "GpuGroup": (
         (
             " || ".join(f"has(self.{name})" for name in GROUP_BLOCKS),
             f"a group must have one of {', '.join(GROUP_BLOCKS)}",
+        ),
+        (
+            f"!has(self.attributes) || !{list(OWN_ATTRIBUTES)}.exists(name, name in self.attributes)",
+            f"the driver sets the attributes {', '.join(OWN_ATTRIBUTES)} itself",
         ),
     ),
     "PolicySpec": (

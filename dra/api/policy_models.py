@@ -25,6 +25,10 @@ PCI_PATTERN = r"^([0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]$"
 PROFILE_PATTERN = r"^([1-9][0-9]?c\.)?[1-9]g\.[0-9]{1,4}gb(\+(me|gfx|me\.all))?(-me)?$"
 # A C identifier, as names of attributes are. Source: resource.k8s.io/v1 QualifiedName.
 ATTRIBUTE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,31}$"
+# Set by the driver on shared devices; an extra one on an exclusive GPU would pass it off as shared.
+OWN_ATTRIBUTES = ("enforcement", "memoryPerShare", "replicas", "sharing")
+# Of a text in a ResourceSlice. Source: resource.k8s.io/v1 DeviceAttributeMaxValueLength, counted in bytes.
+MAX_TEXT_BYTES = 64
 # Source: semver.org, without what the API's limit of 64 characters forbids anyway.
 SEMVER_PATTERN = (
     r"^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?"
@@ -172,6 +176,8 @@ class AttributeValue(_Strict):
     def _one(self) -> AttributeValue:
         if len(self.model_dump(exclude_none=True)) != 1:
             raise ValueError("exactly one of string, int, bool and version must be given")
+        if len((self.string or "").encode()) > MAX_TEXT_BYTES:
+            raise ValueError(f"string has more than {MAX_TEXT_BYTES} bytes")
         return self
 
 
@@ -225,6 +231,8 @@ class GpuGroup(_Strict):
     def _says_something(self) -> GpuGroup:
         if all(getattr(self, name) is None for name in GROUP_BLOCKS):
             raise ValueError(f"a group must have one of {', '.join(GROUP_BLOCKS)}")
+        if set(OWN_ATTRIBUTES) & set(self.attributes or ()):
+            raise ValueError(f"the driver sets the attributes {', '.join(OWN_ATTRIBUTES)} itself")
         return self
 
 

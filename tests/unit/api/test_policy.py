@@ -227,3 +227,10 @@ def test_the_schema_is_structural():
         text = json.dumps(body)
         for word in ("$ref", "anyOf", "oneOf", '"title"', '"null"', '"additionalProperties": false'):
             assert word not in text, word
+
+
+def test_a_whole_number_may_be_written_with_a_point_as_json_allows():
+    found = resolved(policy("p", [{"sharing": {"strategy": "shares", "shares": 2.0}}]))
+    assert found.settings.of(L4).sharing.shares == 2
+    with pytest.raises(ConfigError):
+        decode_policy(policy("p", [{"sharing": {"strategy": "shares", "shares": 2.5}}]))
