@@ -28,6 +28,8 @@ LIST_SECONDS = 60.0
 def read_live(client: KubeClient, namespace: str) -> Cluster:
     """Read what explaining an object of `namespace` needs. Without cluster-wide rights the namespace alone.
 
+    An empty namespace stands for all of them.
+
     Raises:
         KubeError: the API server cannot be reached, knows nobody of this name, or has no resource.k8s.io.
     """
@@ -47,7 +49,9 @@ def read_live(client: KubeClient, namespace: str) -> Cluster:
     for kind, resource in ((TEMPLATE, resources.RESOURCE_CLAIM_TEMPLATES), (EVENT, resources.EVENTS)):
         _read_namespace(client, collection, unread, kind=kind, resource=resource, namespace=namespace)
     try:
-        collection.add(client.get(resources.NAMESPACES, namespace), kind=NAMESPACE, api_version="v1")
+        # The name of none is the address of their list.
+        if namespace:
+            collection.add(client.get(resources.NAMESPACES, namespace), kind=NAMESPACE, api_version="v1")
     except KubeError as error:
         if error.status not in {403, 404}:
             raise

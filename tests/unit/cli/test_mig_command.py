@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from dra.cli.main import main
+from dra.sim.apiserver import SimApiServer
 from tests.unit.slices.mig_machines import partitioned, pool_of, slices_of
 
 ROOT = Path(__file__).parents[3]
@@ -99,3 +100,19 @@ def test_wrong_words_are_an_error_with_a_remedy(capsys, words, code):
 def test_colour_is_asked_for_and_needs_a_library(capsys):
     plain = run(capsys, "--gpu", "h100-80", "--want", "2g.20gb", "-o", "picture")
     assert run(capsys, "--gpu", "h100-80", "--want", "2g.20gb", "-o", "picture", "--colour") == plain
+
+
+def test_a_plan_on_a_cluster_reads_the_cluster(tmp_path, capsys):
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}
+    assert main(["inventory", "--simulate", "dgx-h100", "-o", "slices"]) == 0
+    with SimApiServer(version="1.36").start() as api:
+        api.create("/api/v1/nodes", node)
+        for body in yaml.safe_load_all(capsys.readouterr().out):
+            for item in body.get("items", [body]):
+                api.create("/apis/resource.k8s.io/v1/resourceslices", item)
+        kubeconfig = str(api.write_kubeconfig(tmp_path / "kubeconfig"))
+        status = main(["mig", "plan", "--cluster", "--kubeconfig", kubeconfig, "--want", "4g.40gb=1"])
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert status == 0
+    assert "4g.40gb*" in said.out
