@@ -170,8 +170,7 @@ def _normal_capacity(capacity: Any) -> Any:
     if not isinstance(capacity, (dict, Mapping)):
         return capacity
     if len(capacity) == 1 and "value" in capacity:
-        amount = _normal_quantity(capacity["value"])
-        return _form_of_amount(amount) if isinstance(amount, int) else {"value": amount}
+        return _form_of_value(str(capacity["value"]))
     form = dict(capacity)
     if "value" in form:
         form["value"] = _normal_quantity(form["value"])
@@ -191,11 +190,16 @@ def _normal_capacity(capacity: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=1024)
-def _form_of_amount(amount: int) -> Json:
+def _form_of_value(text: str) -> Json:
     """Give the form of an amount and nothing else: the same object each time, which nobody changes.
 
-    A pool of partitions has thousands of these, and two forms of it are kept.
+    A pool of partitions has thousands of these, of few amounts, and two forms of it are kept.
     """
+    return _form_of_amount(_normal_quantity(text))
+
+
+@functools.lru_cache(maxsize=1024)
+def _form_of_amount(amount: Any) -> Json:
     return {"value": amount}
 
 

@@ -207,6 +207,9 @@ def _without_package_code() -> Iterator[None]:
         empty.__path__ = [str(Path(place, *name.split(".")[1:])) for place in places]
     if "pydantic" not in sys.modules:
         stand_ins["pydantic"] = _NamesOnly("pydantic")
+    if "dateutil" not in sys.modules:
+        # Reads the times of models.
+        stand_ins |= {name: _NamesOnly(name) for name in ("dateutil", "dateutil.parser")}
     sys.modules.update(stand_ins)
     try:
         yield

@@ -431,7 +431,7 @@ try:
 except Exception as error:
     print(error.code)
 heavy = ("kubernetes.client.api.", "kubernetes.client.models.", "kubernetes.aio", "kubernetes.informer", "rich",
-    "aiohttp", "yaml", "requests", "oauthlib", "websocket", "pydantic")
+    "aiohttp", "yaml", "requests", "oauthlib", "websocket", "pydantic", "dateutil")
 print([m for m in sys.modules if m.startswith(heavy)])
 from dra.api.config import decode_config
 print(type(decode_config({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"})).__name__)
