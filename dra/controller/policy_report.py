@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from dra.api.policy import GROUP_VERSION
-from dra.controller.policy_keeper import GpuReport, NodeReport
+from dra.controller.policy_model import GpuReport, NodeReport
 from dra.errors import DraError
 from dra.kube.client import KubeClient
 from dra.kube.clock import Clock, SystemClock

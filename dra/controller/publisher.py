@@ -222,7 +222,7 @@ class Publisher:
         try:
             if not self._wait_for_lock():
                 return
-            self._on_lead()
+            self._tell_of_the_lead()
             self._update(state="publishing")
             if self._jitter > 0:
                 self._clock.wait(self._stop, self._rng.random() * self._jitter)
@@ -234,6 +234,14 @@ class Publisher:
             if self._lock_file is not None:
                 self._lock_file.release()
             self._update(state="stopped", ready=False, ready_since=None)
+
+    def _tell_of_the_lead(self) -> None:
+        try:
+            self._on_lead()
+        except (
+            Exception
+        ) as error:  # marked border: a node without slices is worse than what the listener missed
+            self._log.exception("lead_not_told", **error_fields(error))
 
     def _start_watch(self) -> None:
         while not self._stop.is_set():

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dra.api.gpu_settings import GpuSettings, NodeSettings
-from dra.controller.policy_keeper import PolicyKeeper, PolicyPorts, PolicyTimings
+from dra.controller.policy_keeper import PolicyKeeper
+from dra.controller.policy_model import PolicyPorts, PolicyTimings
 from dra.controller.policy_report import PolicyReporter
 from dra.controller.policy_state import AppliedFile
 from dra.controller.policy_watch import PolicyWatch

@@ -8,7 +8,8 @@ import pytest
 
 from dra.api.claim import ClaimRef
 from dra.api.gpu_settings import NO_SETTINGS, parse_sharing
-from dra.controller.policy_keeper import DRAINING, PolicyKeeper, PolicyPorts, PolicyTimings
+from dra.controller.policy_keeper import DRAINING, PolicyKeeper
+from dra.controller.policy_model import PolicyPorts, PolicyTimings
 from dra.controller.policy_state import AppliedFile
 from dra.errors import HostError
 from dra.health.feed import HealthFeed

@@ -615,6 +615,18 @@ class TestDroppedFields:
 
 
 class TestTwoInstances:
+    def test_a_listener_that_fails_when_this_instance_leads_keeps_nothing_back(self, api, publishing) -> None:
+        asked = []
+
+        def fail() -> None:
+            asked.append(published(api))
+            raise ValueError("a bug")
+
+        publisher = publishing(pool("gpu-0"), on_lead=fail)
+        until(lambda: publisher.ready)
+        assert asked == [None]
+        assert published(api) == (1, ["gpu-0"])
+
     def test_only_the_holder_publishes_and_the_other_takes_over_at_once(
         self, api, publishing, tmp_path
     ) -> None:
