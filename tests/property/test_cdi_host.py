@@ -49,9 +49,13 @@ def kernel_resolves(root: Path, path: str) -> str | int:
     directory = os.open(root, os.O_PATH | os.O_DIRECTORY)
     try:
         how = struct.pack("QQQ", os.O_PATH | os.O_CLOEXEC, 0, RESOLVE_IN_ROOT)
-        found = libc.syscall(SYS_OPENAT2, directory, path.encode(), how, len(how))
+        found, error = -1, errno.EAGAIN
+        # Whenever something is renamed or mounted anywhere meanwhile, the kernel is not sure of `..` and says so.
+        while found < 0 and error == errno.EAGAIN:
+            found = libc.syscall(SYS_OPENAT2, directory, path.encode(), how, len(how))
+            error = ctypes.get_errno() if found < 0 else 0
         if found < 0:
-            return ctypes.get_errno()
+            return error
         try:
             return "/" + os.path.relpath(os.readlink(f"/proc/self/fd/{found}"), os.path.realpath(root))
         finally:
