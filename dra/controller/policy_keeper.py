@@ -387,7 +387,9 @@ class PolicyKeeper:
         self._applied, self._settings = applied, applied.over(self._base)
 
     def _refuse_all(self, world: _World) -> None:
-        self._taint(self._busy_gpus() | self._applied.held_back)
+        # What waits for a change that may not come is given out again; what has begun is not.
+        self._draining = {}
+        self._hold_back_busy()
         problem = "; ".join(str(error) for _, error in sorted(world.invalid.items()))
         for name, error in sorted(world.invalid.items()):
             self._once((name, "invalid"), str(error), name, "", "Warning", "PolicyInvalid")

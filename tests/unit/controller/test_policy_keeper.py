@@ -517,3 +517,19 @@ def test_events_name_the_policy_that_wants_the_change_and_are_few(rig):
     assert "team/job-0" in said[0][2]
     # Nobody had the others: what was over in a moment is told when it is over.
     assert {reason for _, reason, text in rig.said if text.startswith("gpu-1")} == {"PolicyApplied"}
+
+
+def test_an_invalid_policy_keeps_no_gpu_waiting(rig):
+    rig.claims = [claim("train", "gpu-0")]
+    rig.policies(policy("p", only(rig, 0, **SHARES)))
+    rig.turn()
+    assert rig.tainted() == ["gpu-0"]
+    rig.policies(policy("p", only(rig, 0, **SHARES)), policy("bad", {"timeSlice": "Forever"}))
+    rig.keeper.step()
+    assert rig.tainted() == []
+    rig.begin()
+    rig.keeper.recall()
+    assert rig.tainted() == []
+    rig.policies(policy("p", only(rig, 0, **SHARES)))
+    rig.keeper.step()
+    assert rig.tainted() == ["gpu-0"]
