@@ -121,10 +121,17 @@ def _node_findings(cluster: Cluster, node: Json) -> Iterator[Finding]:
         yield device_plugin_warning(name, f"the node offers {seen}")
 
 
+def _is_simulated(node: Json | None) -> bool:
+    """Tell a node of `dra sim`, whose driver is no pod."""
+    return node is not None and str(node_info(node).get("containerRuntimeVersion") or "").startswith("sim://")
+
+
 def _look_at_pod_on(cluster: Cluster, name: str) -> Looked:
     if not cluster.knows(POD):
         return Looked("", unknown=f"Pods {cluster.unread[POD]}")
     pods = DriverState(cluster).plugins(name)
+    if not pods and _is_simulated(cluster.find(NODE, name)):
+        return Looked("simulated: a process, no pod")
     if not pods:
         finding = error(
             "DRA-PLUGIN-POD-MISSING",
@@ -209,6 +216,8 @@ def _look_at_pods(cluster: Cluster) -> Looked:
         return Looked("", unknown=f"{kind}s {cluster.unread[kind]}")
     state = DriverState(cluster)
     pods = [pod for node in cluster.all(NODE) for pod in state.plugins(str(node["metadata"]["name"]))]
+    if not pods and any(_is_simulated(node) for node in cluster.all(NODE)):
+        return Looked("simulated: processes, no pods")
     if not pods:
         finding = error(
             "DRA-PLUGIN-POD-MISSING", "no pod of a DRA driver runs on any node",

@@ -137,7 +137,9 @@ def records_on_disk(ctx: NodeContext) -> list[RecordOnDisk]:
             found.append(RecordOnDisk(uid, None, problem.message, problem.code))
         except OSError as problem:
             found.append(RecordOnDisk(uid, None, f"{directory / name}: {problem.strerror}", "DRA-HOST-IO"))
-    return found
+    # What was set aside is done with once the record has been rebuilt.
+    rebuilt = {each.uid for each in found if each.record is not None}
+    return [each for each in found if each.record is not None or each.uid not in rebuilt]
 
 
 def look_at_claims(ctx: NodeContext) -> Looked:

@@ -118,3 +118,11 @@ def test_a_node_from_afar():
     privileged["spec"]["containers"][0]["securityContext"] = {"privileged": True}
     report = diagnose_node_from_api(cluster(*WHOLE, privileged), "a")
     assert "DRA-POD-PRIVILEGED" in codes(report) and report.exit_code == 0
+
+
+@pytest.mark.parametrize("look", [diagnose_cluster, lambda world: diagnose_node_from_api(world, "a")])
+def test_a_simulated_node_needs_no_pod_of_the_driver(look):
+    simulated = {"nodeInfo": {"kubeletVersion": "v1.36.0-sim", "containerRuntimeVersion": "sim://1"}}
+    report = look(cluster(CLASS, node("a", status=simulated), gpus("a", 2)))
+    assert report.exit_code == 0, as_text(report)
+    assert "simulated" in as_text(report)

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from dra.api.claim import ClaimRef
 from dra.cli.main import main
 from dra.diagnose.doctor.context import NodeContext
 from dra.diagnose.doctor.ladders import diagnose_node
 from dra.diagnose.doctor.model import EXIT_CODES, as_json, as_text
+from dra.diagnose.doctor.published_rungs import records_on_disk
 from dra.diagnose.explain.cluster import NODE, SLICE, Cluster, Collection
 from dra.host.paths import HostPaths
+from dra.prepare.record import Record, encode_record
 from dra.sim.node import SimulatedNode
 from tests.unit.diagnose.explain_world import gpu, gpus, slice_of
 from tests.unit.diagnose.explain_world import node as node_object
@@ -405,3 +408,17 @@ def test_the_doctor_changes_nothing(machine):
     assert "DRA-RECORD-CORRUPT" in codes(machine.diagnose())
     assert snapshot() == before
     assert Cluster({SLICE: {}, NODE: {}}).knows(NODE)
+
+
+def test_what_was_set_aside_is_told_until_the_record_is_rebuilt(machine):
+    uid = "0b1ee1d4-53b1-4b55-9c36-3f2b8a5f0c11"
+    claims = f"/var/lib/kubelet/plugins/{DRIVER}/claims/{uid}.json"
+    machine.write(f"{claims}.corrupt-1", "broken")
+    assert "DRA-RECORD-CORRUPT" in codes(machine.diagnose())
+    record = Record(ClaimRef("a", "c", uid), "prepared", "boot", ())
+    machine.write(claims, encode_record(record).decode())
+    report = machine.diagnose()
+    assert "DRA-RECORD-CORRUPT" not in codes(report)
+    assert [each.uid for each in records_on_disk(machine.context())] == [uid]
+    machine.write(claims, "broken again")
+    assert "DRA-RECORD-CORRUPT" in codes(machine.diagnose())
