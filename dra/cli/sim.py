@@ -12,6 +12,7 @@ from typing import Any
 Json = dict[str, Any]
 
 EXIT_UNWELL = 3
+_MANIFESTS = "deploy/manifests"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -24,7 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     demo = verbs.add_parser("demo", help="walk through the main job on a simulated DGX H100, then end")
     demo.add_argument(
-        "--examples", type=Path, default=Path("examples"), help="folder of the example manifests"
+        "--examples", type=Path, default=_of_checkout("examples"), help="folder of the example manifests"
     )
     _add_manifests(demo)
     _add_up(verbs)
@@ -54,8 +55,39 @@ def _add_root(parser: argparse.ArgumentParser) -> None:
 
 def _add_manifests(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--manifests", type=Path, default=Path("deploy/manifests"), help="folder of the DeviceClasses"
+        "--manifests",
+        type=Path,
+        help="folder of the DeviceClasses (default: deploy/manifests of the checkout)",
     )
+
+
+def _of_checkout(folder: str) -> Path:
+    """Give a folder of the checkout: of the one where the user is, else of the one that this code lies in."""
+    here, ours = Path(folder), Path(__file__).resolve().parents[2] / folder
+    return ours if ours.is_dir() and not here.is_dir() else here
+
+
+def _device_classes(args: argparse.Namespace) -> Path | None:
+    """Give the file of the DeviceClasses; None where there is no checkout.
+
+    Raises:
+        ConfigError: DRA-SIM-MANIFESTS, the folder that was named has none.
+    """
+    from dra.errors import ConfigError
+
+    file = ((args.manifests or _of_checkout(_MANIFESTS)) / "deviceclasses.yaml").absolute()
+    if file.is_file():
+        return file
+    if args.manifests is not None:
+        raise ConfigError(
+            "DRA-SIM-MANIFESTS",
+            f"there is no {file}",
+            remedy="Give the folder deploy/manifests of a checkout, or leave --manifests out.",
+        )
+    print(
+        f"there is no {file}: the cluster starts without DeviceClasses, apply them yourself", file=sys.stderr
+    )
+    return None
 
 
 def _add_up(verbs: Any) -> None:
@@ -134,7 +166,7 @@ def _say(text: str) -> None:
 def _demo(args: argparse.Namespace) -> int:
     from dra.sim.demo import Demo
 
-    Demo(args.examples, args.manifests, _say).run()
+    Demo(args.examples, args.manifests or _of_checkout(_MANIFESTS), _say).run()
     return 0
 
 
@@ -144,7 +176,7 @@ def _up(args: argparse.Namespace) -> int:
 
     root = args.root.absolute()
     nodes = tuple(parse_nodes(args.nodes))
-    classes = (args.manifests / "deviceclasses.yaml").absolute()
+    classes = _device_classes(args)
     if args.detach:
         words = [
             "--nodes",
@@ -156,7 +188,7 @@ def _up(args: argparse.Namespace) -> int:
             "--root",
             str(root),
         ]
-        words += ["--manifests", str(classes.parent)]
+        words += [] if classes is None else ["--manifests", str(classes.parent)]
         words += ["--keep"] if args.keep else []
         words += [] if args.real is None else ["--real", str(args.real)]
         start_detached(root, words)
