@@ -77,6 +77,7 @@ class Daemon:
             self.sharing.keeper,
             lambda present: self.pool.mps_is(present),  # noqa: PLW0108 - the pool is made below
         )
+        self.sharing.keeper.promised = self.keeper_presence.present
         self.pool = parts.pool_of(self)
         self.publisher = parts.publisher_of(self)
         self.pool.publish_to(self.publisher.set_desired)

@@ -38,6 +38,10 @@ class KeeperPresence:
         self._misses = 0
         self._present = False
 
+    def present(self) -> bool:
+        """Say what was told last: true for the moments in which a keeper is replaced."""
+        return self._present
+
     def answers(self) -> bool:
         """Ask now."""
         try:

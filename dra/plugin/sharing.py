@@ -104,6 +104,12 @@ class HeardKeeper(KeeperClient):
     """A keeper whose news somebody begins to hear when it is first used."""
 
     in_use: Callable[[], None] = staticmethod(lambda: None)
+    # Whether shares are published as held by it: a claim is not prepared without while it is away for a moment.
+    promised: Callable[[], bool] = staticmethod(lambda: False)
+
+    def available(self) -> bool:
+        """Say whether claims are to be held by its daemons."""
+        return KeeperPresence(self, lambda _present: None).answers() or self.promised()
 
     def ensure(self, spec: DaemonSpec) -> None:
         """Have a daemon run. Raises DraError."""
@@ -133,7 +139,7 @@ def sharing_of(
         modes=ComputeModePort(session, inventory),
         slices=SmiTimeSlices(paths),
         keeper=keeper,
-        available=KeeperPresence(keeper, lambda _present: None).answers,
+        available=keeper.available,
         notify=notify,
         gates=settings.gates,
         base=base,
