@@ -122,6 +122,8 @@ class Fleet:
                 part.start()
             except DraError as error:
                 log.error("part_not_started", **error_fields(error))  # noqa: TRY400 - for people
+            except Exception:  # marked border: the others and the election go on
+                log.exception("part_not_started")
 
     def _lost(self) -> None:
         while self._running:

@@ -291,3 +291,28 @@ def test_the_process_makes_templates_while_it_leads_and_answers_its_probes(api, 
     assert not api.request("GET", "/apis/coordination.k8s.io/v1/namespaces/team/leases/dra-fleet")[1][
         "spec"
     ].get("holderIdentity")
+
+
+def test_a_part_that_cannot_be_made_keeps_no_other_from_working(api, tmp_path):
+    started = []
+
+    class Part:
+        def start(self):
+            started.append(self)
+
+        def stop(self):
+            started.remove(self)
+
+    def broken(_client, _events):
+        raise ValueError("a mistake of ours")
+
+    fleet = Fleet(
+        FleetSettings(identity="a", namespace="team", kubeconfig=str(tmp_path / "kubeconfig"), times=QUICK),
+        parts=(broken, lambda _client, _events: Part()),
+    )
+    fleet.start()
+    try:
+        until(lambda: started)
+    finally:
+        fleet.stop()
+    assert started == []
