@@ -152,22 +152,23 @@ class SimCluster:
         for number, (name, profile) in enumerate(self.wanted):
             self.api.create("/api/v1/nodes", node_object(name, profile, version=self.version))
             if number < self._real:
-                self.nodes[name] = self._start_node(name, profile, self.root / f"n{number}")
+                self._start_node(name, profile, self.root / f"n{number}")
             else:
                 self.in_process.add(name, profile)
         return self
 
-    def _start_node(self, name: str, profile: str, root: Path) -> ClusterNode:
+    def _start_node(self, name: str, profile: str, root: Path) -> None:
         node = ClusterNode.make(
             name, profile, root,
             kubeconfig=self.kubeconfig, minor=int(self.version.partition(".")[2]), leash=self._leash,
             arguments=self._plugin_arguments,
         )  # fmt: skip
+        # Known before anything runs: a signal that ends the start must end its driver too, which would make the files anew.
+        self.nodes[name] = node
         node.start_kubelet()
         node.start_driver()
         if node.keeper is not None:
             node.keeper.start()
-        return node
 
     def stop(self) -> None:
         """End everything. The files stay."""

@@ -20,6 +20,7 @@ from dra.cli.main import main
 from dra.errors import DraError
 from dra.sim.apiserver.exchange import Request
 from dra.sim.cluster import SimCluster
+from dra.sim.cluster_node import ClusterNode
 from dra.sim.in_process import SharedMachine
 from dra.sim.run_file import RunFile, process_start, read_run_file
 from dra.sim.up import UpSettings, run_down, run_up
@@ -375,3 +376,20 @@ def test_what_a_container_printed_is_its_log_also_after_the_pod_has_ended(root):
         assert (status, "container no is not valid for pod p" in text) == (400, True)
         answer = cluster.api.api.handle(Request("POST", f"{pods}/p/exec?command=ls", {"accept": "*/*"}))
         assert (answer.status, b"pods/exec is not simulated" in answer.body) == (501, True)
+
+
+@pytest.mark.parametrize("last", ["start_kubelet", "start_driver"])
+def test_a_start_that_is_interrupted_leaves_no_driver(root, monkeypatch, last):
+    begun = []
+    whole = getattr(ClusterNode, last)
+
+    def interrupted(node):
+        if last == "start_driver":
+            whole(node)
+            begun.append(node.process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ClusterNode, last, interrupted)
+    with pytest.raises(KeyboardInterrupt), SimCluster(root, [("t4-x1-0", "t4-x1")]):
+        pass
+    assert all(process.returncode is not None for process in begun)
