@@ -120,14 +120,6 @@ def obstacles(pod: Mapping[str, Any], node: Mapping[str, Any], use: NodeUse | No
     return found
 
 
-def why_not(
-    pod: Mapping[str, Any], node: Mapping[str, Any], placed: Sequence[Mapping[str, Any]]
-) -> str | None:
-    """Give the scheduler's reason why a node does not suit a pod, None if it does."""
-    found = obstacles(pod, node, node_use(placed))
-    return found[0].text if found else None
-
-
 def _cordon(spec: Mapping[str, Any], node: Mapping[str, Any]) -> list[PodObstacle]:
     if not (node.get("spec") or {}).get("unschedulable"):
         return []

@@ -122,10 +122,6 @@ class PoolIndex:
             else:
                 self._anywhere.add(key)
 
-    def all_slices(self) -> list[ParsedSlice]:
-        """Give every slice, by driver, pool and name."""
-        return [item for key in sorted(self._pools) for item in self._pools[key]]
-
     def for_node(self, node: Mapping[str, Any], features: Features) -> list[Pool]:
         """Give the pools that a node may use, in the order in which they are searched.
 

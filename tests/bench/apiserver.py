@@ -20,73 +20,19 @@ from typing import Any
 Json = dict[str, Any]
 
 
-class ApiServerProcess:
+class _Client:
     """What the benchmark needs of `SimApiServer`, by HTTP on one kept connection. Thread-safe."""
 
-    def __init__(self, *, version: str, folder: Path) -> None:
-        self._kubeconfig = folder / "bench-kubeconfig"
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.bench.apiserver", version, str(self._kubeconfig)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert self._process.stdout is not None
-        self._connection = http.client.HTTPConnection("127.0.0.1", int(self._process.stdout.readline()))
+    def __init__(self, connection: http.client.HTTPConnection, *, token: str = "") -> None:
+        self._connection = connection
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._lock = threading.Lock()
-
-    def write_kubeconfig(self, path: Path) -> Path:
-        """Copy the kubeconfig of the server."""
-        return Path(shutil.copy(self._kubeconfig, path))
 
     def request(
         self, method: str, target: str, body: Any = None, *, content_type: str = "application/json"
     ) -> tuple[int, Any]:
         """Make a call; gives status and decoded answer."""
-        data = None if body is None else json.dumps(body).encode()
-        with self._lock:
-            self._connection.request(method, target, body=data, headers={"Content-Type": content_type})
-            answer = self._connection.getresponse()
-            text = answer.read()
-        return answer.status, json.loads(text) if text else None
-
-    def create(self, collection: str, obj: Json) -> Json:
-        """Create an object. RuntimeError: the server refused it."""
-        status, answer = self.request("POST", collection, obj)
-        if status != 201:
-            raise RuntimeError(f"{collection}: {status} {answer}")
-        return dict(answer)
-
-    def stop(self) -> None:
-        """End the process."""
-        self._connection.close()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(10)
-
-
-class RealApi:
-    """A real kube-apiserver with etcd, from `KUBEBUILDER_ASSETS`; what the benchmark needs of `SimApiServer`. Thread-safe."""
-
-    def __init__(self, folder: Path) -> None:
-        from tests.real_apiserver import ADMIN, real_apiserver
-
-        (folder / "api").mkdir()
-        self._made = contextlib.ExitStack()
-        self._server = self._made.enter_context(real_apiserver(folder / "api"))
-        context = ssl.create_default_context(cafile=str(self._server.ca_file))
-        self._connection = http.client.HTTPSConnection("127.0.0.1", self._server.port, context=context)
-        self._token = self._server.token_of(ADMIN)
-        self._lock = threading.Lock()
-
-    def write_kubeconfig(self, path: Path) -> Path:
-        """Copy the kubeconfig of an administrator."""
-        return Path(shutil.copy(self._server.admin_kubeconfig, path))
-
-    def request(
-        self, method: str, target: str, body: Any = None, *, content_type: str = "application/json"
-    ) -> tuple[int, Any]:
-        """Make a call; gives status and decoded answer."""
-        headers = {"Content-Type": content_type, "Authorization": f"Bearer {self._token}"}
+        headers = {"Content-Type": content_type, **self._headers}
         data = None if body is None else json.dumps(body).encode()
         with self._lock:
             self._connection.request(method, target, body=data, headers=headers)
@@ -100,6 +46,49 @@ class RealApi:
         if status != 201:
             raise RuntimeError(f"{collection}: {status} {answer}")
         return dict(answer)
+
+
+class ApiServerProcess(_Client):
+    """The simulated API server, in a process of its own."""
+
+    def __init__(self, *, version: str, folder: Path) -> None:
+        self._kubeconfig = folder / "bench-kubeconfig"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.bench.apiserver", version, str(self._kubeconfig)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        super().__init__(http.client.HTTPConnection("127.0.0.1", int(self._process.stdout.readline())))
+
+    def write_kubeconfig(self, path: Path) -> Path:
+        """Copy the kubeconfig of the server."""
+        return Path(shutil.copy(self._kubeconfig, path))
+
+    def stop(self) -> None:
+        """End the process."""
+        self._connection.close()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+
+
+class RealApi(_Client):
+    """A real kube-apiserver with etcd, from `KUBEBUILDER_ASSETS`."""
+
+    def __init__(self, folder: Path) -> None:
+        from tests.real_apiserver import ADMIN, real_apiserver
+
+        (folder / "api").mkdir()
+        self._made = contextlib.ExitStack()
+        self._server = self._made.enter_context(real_apiserver(folder / "api"))
+        context = ssl.create_default_context(cafile=str(self._server.ca_file))
+        connection = http.client.HTTPSConnection("127.0.0.1", self._server.port, context=context)
+        super().__init__(connection, token=self._server.token_of(ADMIN))
+
+    def write_kubeconfig(self, path: Path) -> Path:
+        """Copy the kubeconfig of an administrator."""
+        return Path(shutil.copy(self._server.admin_kubeconfig, path))
 
     def stop(self) -> None:
         """End both processes."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 from typing import Literal
 
 DRIVER = "gpu.nvidia.com"
-# The resource that the scheduler turns into a claim for class whole.gpu.nvidia.com.
-EXTENDED_RESOURCE = "nvidia.com/gpu"
 
 TYPE_OF_CLASS: dict[str, Literal["gpu", "mig", "vfio"]] = {
     "gpu.nvidia.com": "gpu",
