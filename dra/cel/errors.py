@@ -115,11 +115,6 @@ class CostExceeded(Failure):
         super().__init__("cost_limit", "operation cancelled: actual cost limit exceeded")
 
 
-def no_overload(name: str = "", *args: object) -> Failure:
-    """Give the failure of a function that has no form for the types of its arguments."""
-    if not name:
-        return Failure("no_such_overload", "no such overload")
-    from dra.cel.values import type_of
-
-    names = ", ".join(str(type_of(arg)) for arg in args)
-    return Failure("no_such_overload", f"no such overload: {name}({names})")
+def no_overload(names: str = "") -> Failure:
+    """Give the failure of an operation that has no form for its operands; `names`: the call, where it has a name."""
+    return Failure("no_such_overload", f"no such overload: {names}" if names else "no such overload")

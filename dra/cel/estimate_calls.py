@@ -6,17 +6,14 @@ Source: cel-go's estimator, ext.Lists v3, ext.Sets, and k8s.io/apiserver cel/lib
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from dra.cel import types as t
+from dra.cel.known_sizes import MAX, ONE, UNKNOWN, ZERO, KnownSizes, Range
 from dra.cel.tree import Call, Literal, Node
-
-if TYPE_CHECKING:
-    from dra.cel.estimate import Estimator, Range
 
 SCAN = 0.1  # a character passed over
 PATTERN = 0.25  # a character of a regular expression
-Estimate = tuple["Range", "Range | None"]
+Estimate = tuple[Range, Range | None]
 
 _TRAVERSAL = frozenset({"isSorted", "sum", "max", "min", "indexOf", "lastIndexOf"})
 _SCANS_ARGUMENT = frozenset({"cidr", "isIP", "isCIDR", "quantity", "isQuantity", "semver", "isSemver"})
@@ -42,8 +39,8 @@ _UNIT_EQUALITY = (t.QUANTITY, t.SEMVER, t.IP, t.CIDR)
 class CallEstimator:
     """Costs of calls inside one walk."""
 
-    def __init__(self, estimator: Estimator) -> None:
-        self.of = estimator
+    def __init__(self, known: KnownSizes) -> None:
+        self.known = known
 
     def call(self, node: Call, overload: str, costs: Sequence[Range], arguments: Range) -> Estimate:
         """Give the cost of one overload, arguments included, and the size of its result."""
@@ -53,12 +50,11 @@ class CallEstimator:
         return self._standard(node, overload, costs, arguments)
 
     def size(self, node: Node) -> Range:
-        return self.of.size_or_unknown(node)
+        return self.known.size_or_unknown(node)
 
     # -- lists and sets
 
     def _list_call(self, node: Call, overload: str) -> Estimate | None:
-        from dra.cel.estimate import MAX, Range
 
         target = node.target
         if overload == "lists_range":
@@ -87,14 +83,12 @@ class CallEstimator:
         return None
 
     def _allocates(self, factor: float, size: Range) -> Estimate:
-        from dra.cel.estimate import Range
 
         return size.scaled(factor).plus(Range(11, 11)), size
 
     # -- Kubernetes' libraries
 
     def _kubernetes(self, node: Call, overload: str) -> Estimate | None:
-        from dra.cel.estimate import ONE, Range
 
         name, target, args = node.name, node.target, node.args
         if name == "includes":
@@ -134,7 +128,6 @@ class CallEstimator:
         return None
 
     def _traversal(self, target: Node) -> Estimate:
-        from dra.cel.estimate import ONE
 
         params = (target.kind or t.DYN).params
         if not params:
@@ -145,13 +138,11 @@ class CallEstimator:
         return self.size(target).times(each), None
 
     def _element_size(self, target: Node) -> Range:
-        from dra.cel.estimate import UNKNOWN
 
-        path = self.of.path(target)
-        return (self.of.sizes_at((*path, "@items")) if path else None) or UNKNOWN
+        path = self.known.path(target)
+        return (self.known.sizes_at((*path, "@items")) if path else None) or UNKNOWN
 
     def _replaced(self, target: Node, args: list[Node]) -> Range:
-        from dra.cel.estimate import MAX, Range
 
         text, old, new = self.size(target), self.size(args[0]), self.size(args[1])
         if old.low == 0:
@@ -169,7 +160,6 @@ class CallEstimator:
         return Range(least, most).times(new).plus(Range(kept_least, kept_most))
 
     def _join(self, target: Node, args: list[Node]) -> Estimate:
-        from dra.cel.estimate import ZERO, Range
 
         count = self.size(target)
         size = count.times(self._element_size(target)) if (target.kind or t.DYN).params else ZERO
@@ -179,7 +169,6 @@ class CallEstimator:
         return size.scaled(SCAN), size
 
     def _contains(self, overload: str, arg: Node) -> Range:
-        from dra.cel.estimate import Range
 
         address = Range(4, 16)
         cost = address.plus(address).scaled(SCAN)
@@ -190,7 +179,6 @@ class CallEstimator:
         return cost
 
     def _equality(self, left: Node, right: Node) -> Estimate | None:
-        from dra.cel.estimate import ONE, Range
 
         kind = left.kind or t.DYN
         if kind != right.kind:
@@ -200,14 +188,13 @@ class CallEstimator:
         if kind == t.FORMAT:
             return Range(1, 64).scaled(SCAN), None
         if kind == t.URL:
-            size = self.of.size(right)
+            size = self.known.size(right)
             return Range(1, size.high if size else 1).scaled(SCAN), None
         return None
 
     # -- the standard library
 
     def _standard(self, node: Call, overload: str, costs: Sequence[Range], arguments: Range) -> Estimate:
-        from dra.cel.estimate import ONE, Range
 
         target, args = node.target, node.args
         match overload:
@@ -237,13 +224,13 @@ class CallEstimator:
                 return Range(costs[0].low, arguments.high), None
             case "conditional":
                 size = self.size(args[1]).union(self.size(args[2]))
-                entry = self.of.entry(args[1])
-                self.of.set_entry(node, entry.union(self.of.entry(args[2])) if entry else None)
+                entry = self.known.entry(args[1])
+                self.known.set_entry(node, entry.union(self.known.entry(args[2])) if entry else None)
                 return costs[0].plus(costs[1].union(costs[2])), size
             case "add_string" | "add_bytes" | "add_list":
                 size = self.size(args[0]).plus(self.size(args[1]))
-                entry = self.of.entry(args[0])
-                self.of.set_entry(node, entry.union(self.of.entry(args[1])) if entry else None)
+                entry = self.known.entry(args[0])
+                self.known.set_entry(node, entry.union(self.known.entry(args[1])) if entry else None)
                 own = ONE if overload == "add_list" else size.scaled(SCAN)
                 return own.plus(arguments), size
         if overload in _COMPARISONS:
@@ -259,6 +246,4 @@ def _literal(node: Node, default: int) -> int:
 
 
 def _fixed(value: int) -> Range:
-    from dra.cel.estimate import Range
-
     return Range(value, value)

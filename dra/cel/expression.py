@@ -13,9 +13,10 @@ from typing import Any
 from dra.cel import types as t
 from dra.cel.checker import Environment, check, every_node
 from dra.cel.errors import CelCompileError, CelEvalError, CostExceeded, Failure, Issue
-from dra.cel.estimate import Sizes, estimate_cost
+from dra.cel.estimate import estimate_cost
 from dra.cel.functions.times import parse_duration, parse_timestamp
 from dra.cel.interpreter import Interpreter
+from dra.cel.known_sizes import Sizes
 from dra.cel.parser import TOO_DEEP, parse, place
 from dra.cel.planner import InstantiationError, Plan
 from dra.cel.selector import COST_LIMIT

@@ -6,22 +6,16 @@ Source: cel-go's evalFold; `all` and `exists` stop at the deciding element and a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dra.cel.access import items_of, pairs_of
 from dra.cel.errors import Failure, no_overload
+from dra.cel.steps import UNSET, Frame, Planning, Scope, Step
 from dra.cel.tree import Call, Fold, ListNode, Node
 from dra.cel.values import truth
 
-if TYPE_CHECKING:
-    from dra.cel.planner import Plan
 
-Frame = list[Any]
-Step = Callable[[Frame], Any]
-Walk = Callable[[Frame], Any]
-
-
-def plan_fold(plan: Plan, node: Fold) -> Step:
+def plan_fold(plan: Planning, node: Fold) -> Step:
     """Give the closure of a comprehension."""
     if node.macro == "bind":
         return _bind(plan, node)
@@ -31,10 +25,10 @@ def plan_fold(plan: Plan, node: Fold) -> Step:
     first = plan.slot()
     second = plan.slot() if node.var2 else 0
     plan.scopes.append({node.accu: (accu, None)})
-    loop = {node.var: (first, None)}
+    loop: Scope = {node.var: (first, None)}
     if second:
         loop[node.var2] = (second, None)
-    plan.scopes.append(dict(loop))
+    plan.scopes.append(loop)
     try:
         condition, step = plan.step(node.condition), plan.step(node.step)
         parts = _parts(node)
@@ -77,9 +71,7 @@ def _appended(append: Call) -> Node:
     return element.elements[0]
 
 
-def _bind(plan: Plan, node: Fold) -> Step:
-    from dra.cel.planner import UNSET
-
+def _bind(plan: Planning, node: Fold) -> Step:
     init = plan.step(node.init)
     slot = plan.slot()
     plan.scopes.append({node.accu: (slot, init)})

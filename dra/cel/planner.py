@@ -16,15 +16,13 @@ from dra.cel.folds import plan_fold
 from dra.cel.functions import FUNCTIONS, Function
 from dra.cel.functions.standard import check_timestamp
 from dra.cel.regex import RegexProblem, compile_pattern
+from dra.cel.steps import UNSET, Frame, Scope, Step
 from dra.cel.tree import Call, Fold, Ident, ListNode, Literal, MapNode, Node, Select, StructNode
-from dra.cel.values import Duration, Optional, Uint, check_int, encode_key, equal, truth
+from dra.cel.values import Duration, Optional, Uint, check_int, encode_key, equal, no_overload_for, truth
 
-Frame = list[Any]
-Step = Callable[[Frame], Any]
 CONVERSIONS = frozenset(
     {"bool", "bytes", "double", "duration", "dyn", "int", "string", "timestamp", "type", "uint"}
 )
-UNSET = object()
 
 
 class InstantiationError(Exception):
@@ -41,7 +39,7 @@ class Plan:
     def __init__(self, variables: Iterable[str] = ("device",)) -> None:
         self.variables = {name: slot for slot, name in enumerate(variables)}
         self.slots = max(1, len(self.variables))
-        self.scopes: list[dict[str, tuple[int, Step | None]]] = []
+        self.scopes: list[Scope] = []
         self.constants: dict[int, Any] = {}
         self.steps: dict[int, Step] = {}
         # Tests `x in [constants]`, by node: they are look-ups and cost nothing.
@@ -410,7 +408,7 @@ def _call(function: Function, steps: list[Step]) -> Step:
             value = only(frame)
             body = function.body((type(value),))
             if body is None:
-                raise no_overload(function.name, value)
+                raise no_overload_for(function.name, value)
             return body(value)
 
         return one
@@ -421,7 +419,7 @@ def _call(function: Function, steps: list[Step]) -> Step:
             left, right = first(frame), second(frame)
             body = function.body((type(left), type(right)))
             if body is None:
-                raise no_overload(function.name, left, right)
+                raise no_overload_for(function.name, left, right)
             return body(left, right)
 
         return two

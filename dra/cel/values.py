@@ -88,6 +88,11 @@ def type_of(value: object) -> CelType:
     return t.MAP if isinstance(value, dict) else t.DEVICE
 
 
+def no_overload_for(name: str, *args: object) -> Failure:
+    """Give the failure of a function that has no form for the types of its arguments."""
+    return no_overload(f"{name}({', '.join(str(type_of(arg)) for arg in args)})")
+
+
 def truth(value: object) -> bool:
     """Give a condition's value.
 

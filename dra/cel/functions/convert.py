@@ -10,10 +10,10 @@ import re
 from typing import Any
 
 from dra.cel import types as t
-from dra.cel.errors import Failure, no_overload
+from dra.cel.errors import Failure
 from dra.cel.functions.registry import implement
 from dra.cel.functions.standard import conversion, int_from_double, uint_from_double
-from dra.cel.values import MAX_INT, MAX_UINT, MIN_INT, Duration, Timestamp, Uint
+from dra.cel.values import MAX_INT, MAX_UINT, MIN_INT, Duration, Timestamp, Uint, no_overload_for
 
 _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 _UNSIGNED = re.compile(r"[0-9]+", re.ASCII)
@@ -207,4 +207,4 @@ def shortest(value: float) -> tuple[str, int]:
 
 @implement("string", type(None))
 def _string_null(value: None) -> str:
-    raise no_overload("string", value)
+    raise no_overload_for("string", value)

@@ -12,7 +12,7 @@ from typing import Any
 from dra.cel.errors import CostExceeded, Failure, no_overload
 from dra.cel.functions.registry import declare, implement
 from dra.cel.functions.standard import add
-from dra.cel.values import Duration, Timestamp, Uint, compare, equal
+from dra.cel.values import Duration, Timestamp, Uint, compare, equal, no_overload_for
 
 COMPARABLE = ("int", "uint", "double", "bool", "duration", "timestamp", "string", "bytes")
 SUMMABLE = ("int", "uint", "double", "duration")
@@ -53,7 +53,7 @@ declare(
 
 def _check_first(name: str, items: list[Any]) -> None:
     if items and type(items[0]) not in _COMPARABLE_TYPES:
-        raise no_overload(name, items)
+        raise no_overload_for(name, items)
 
 
 @implement("isSorted", list)
@@ -77,7 +77,7 @@ def _sum(items: list[Any]) -> Any:
         return 0
     first = type(items[0])
     if first not in {int, Uint, float, Duration}:
-        raise no_overload("sum", items)
+        raise no_overload_for("sum", items)
     total = first(0)
     for item in items:
         total = add(total, item)

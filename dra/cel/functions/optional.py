@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dra.cel.errors import Failure, no_overload
+from dra.cel.errors import Failure
 from dra.cel.functions.registry import declare, function, implement
-from dra.cel.values import NONE, Duration, Optional, Timestamp, Uint, encode_key, some
+from dra.cel.values import NONE, Duration, Optional, Timestamp, Uint, encode_key, no_overload_for, some
 
 declare(
     """
@@ -90,7 +90,7 @@ def _last(items: list[Any]) -> Optional:
 def _unwrap(items: list[Any]) -> list[Any]:
     for item in items:
         if type(item) is not Optional:
-            raise no_overload("optional.unwrap", items)
+            raise no_overload_for("optional.unwrap", items)
     return [item.value for item in items if item.present]
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dra.cel.errors import no_overload
 from dra.cel.types import CelType, parse_type
+from dra.cel.values import no_overload_for
 
 Body = Callable[..., Any]
 _Bound = TypeVar("_Bound", bound=Body)
@@ -68,7 +68,7 @@ class Function:
         """
         body = self.body(tuple(map(type, args)))
         if body is None:
-            raise no_overload(self.name, *args)
+            raise no_overload_for(self.name, *args)
         return body(*args)
 
 

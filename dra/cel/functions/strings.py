@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dra.cel.errors import Failure, no_overload
+from dra.cel.errors import Failure
 from dra.cel.functions.registry import declare, implement
+from dra.cel.values import no_overload_for
 
 declare(
     """
@@ -166,5 +167,5 @@ def _join(items: list[Any]) -> str:
 def _join_with(items: list[Any], separator: str) -> str:
     for item in items:
         if type(item) is not str:
-            raise no_overload("join", items, separator)
+            raise no_overload_for("join", items, separator)
     return separator.join(items)

@@ -12,8 +12,8 @@ from typing import Any
 
 from dra.api.rules.cause import Cause
 from dra.api.rules.fields import forbidden
-from dra.cel.estimate import MAX, Path, Range
 from dra.cel.expression import Expression, escape
+from dra.cel.known_sizes import MAX, Path, Range
 
 Json = dict[str, Any]
 _REQUEST = 3 * 1024 * 1024
