@@ -13,6 +13,7 @@ from typing import Any
 
 from dra.sim.nvml.control import SimControl
 from dra.sim.nvml.files import SIM_FOLDER, machine_of, sync_files, tree_of
+from dra.sim.nvml.functions import FUNCTIONS
 from dra.sim.nvml.library import SimulatedNvml
 from dra.sim.nvml.state import StateStore, first_state
 from dra.sim.profiles import MachineProfile, machine_profile
@@ -86,7 +87,10 @@ class SimulatedNode:
             key = (state.library_version, state.boots)
             if self._library is None or self._library_key != key:
                 self._library = SimulatedNvml(
-                    self._store, self.profile, on_change=lambda: sync_files(self.root, only_partitions=True)
+                    self._store,
+                    self.profile,
+                    FUNCTIONS,
+                    on_change=lambda: sync_files(self.root, only_partitions=True),
                 )
                 self._library_key = key
             return self._library

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dra.sim.apiserver.registry import Resource
-
 Json = dict[str, Any]
 
 
@@ -83,15 +81,6 @@ def at(path: str, *, default: Any = "") -> Callable[[Json, float], Any]:
 def counted(path: str) -> Callable[[Json, float], Any]:
     """Give a cell that reads a number, 0 where it is missing."""
     return at(path, default=0)
-
-
-def columns_of(resource: Resource, version: str) -> list[Column]:
-    """Give the columns of a resource in a version."""
-    if resource.custom is not None:
-        return custom_columns(resource.custom.columns.get(version) or [])
-    from dra.sim.apiserver.printers import COLUMNS
-
-    return COLUMNS.get(resource.key, [NAME, AGE])
 
 
 def custom_columns(declared: list[Json]) -> list[Column]:

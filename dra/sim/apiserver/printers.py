@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dra.sim.apiserver.columns import AGE, NAME, Column, at, counted, duration_since
+from dra.sim.apiserver.columns import AGE, NAME, Column, at, counted, custom_columns, duration_since
+from dra.sim.apiserver.registry import Resource
 
 Json = dict[str, Any]
 Cell = Callable[[Json, float], Any]
@@ -394,3 +395,10 @@ COLUMNS: dict[str, list[Column]] = {
 
 def _pairs(labels: Json | None) -> str:
     return ",".join(f"{k}={v}" for k, v in sorted((labels or {}).items())) or "<none>"
+
+
+def columns_of(resource: Resource, version: str) -> list[Column]:
+    """Give the columns of a resource in a version."""
+    if resource.custom is not None:
+        return custom_columns(resource.custom.columns.get(version) or [])
+    return COLUMNS.get(resource.key, [NAME, AGE])

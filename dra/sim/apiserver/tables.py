@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from dra.api.rules.decode import Findings, decode, prune
 from dra.sim.apiserver.call import Call
-from dra.sim.apiserver.columns import Column, columns_of
+from dra.sim.apiserver.columns import Column
 from dra.sim.apiserver.convert import from_storage
 from dra.sim.apiserver.custom import DEFINITIONS
+from dra.sim.apiserver.printers import columns_of
 from dra.sim.apiserver.status import bad_request
 
 if TYPE_CHECKING:

@@ -12,26 +12,23 @@ import fnmatch
 import functools
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pynvml
 
 from dra.errors import ValueFormatError
-from dra.sim.nvml import functions
 from dra.sim.nvml.calls import SESSIONS, WAKE_UPS, CallCounts
 from dra.sim.nvml.events import EventSet
 from dra.sim.nvml.memory import Status, address_of, number, text
 from dra.sim.nvml.mig_tables import MigTable, mig_table
 from dra.sim.nvml.models import GpuModel
-from dra.sim.nvml.registry import FUNCTIONS, Function, Subject
+from dra.sim.nvml.registry import Function, Subject
 from dra.sim.nvml.state import ComputeInstance, Fault, GpuInstance, GpuState, NodeState, StateStore
 from dra.sim.nvml.watch import FolderWatch
 from dra.sim.profiles import GpuSlot, MachineProfile
 from dra.values import PciAddress
-
-assert functions.LOADED  # importing the bodies fills the table
 
 # Handles are numbers that look like addresses; nothing is ever read there.
 _FIRST_HANDLE, _HANDLE_STEP = 0x51D0_0000_1000, 0x40
@@ -89,12 +86,19 @@ class SimulatedNvml:
     Args:
         store: the node's state.
         machine: its hardware.
+        functions: what it exports, by name.
         on_change: called after a call that changed what `/proc` and `/dev` show.
     """
 
     def __init__(
-        self, store: StateStore, machine: MachineProfile, *, on_change: Callable[[], None] = lambda: None
+        self,
+        store: StateStore,
+        machine: MachineProfile,
+        functions: Mapping[str, Function],
+        *,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
+        self.functions = functions
         self.store = store
         self.machine = machine
         self.on_change = on_change
@@ -102,7 +106,7 @@ class SimulatedNvml:
         self.event_sets: dict[int, EventSet] = {}
         self.gpm_samples: dict[int, GpmSample] = {}
         self._slots = {slot.uuid: slot for slot in machine.gpus}
-        self._counts = CallCounts(store.folder, sorted(FUNCTIONS))
+        self._counts = CallCounts(store.folder, sorted(functions))
         self._lock = threading.RLock()
         self._inits = 0
         self._enumerated: tuple[str, ...] = ()
@@ -116,7 +120,7 @@ class SimulatedNvml:
         Raises:
             AttributeError: this version of the library does not export it.
         """
-        function = FUNCTIONS.get(name)
+        function = self.functions.get(name)
         if function is None or int(self.version.split(".", 1)[0]) < function.since:
             raise AttributeError(
                 f"libnvidia-ml.so.{self.__dict__.get('version', '')}: undefined symbol: {name}"

@@ -10,7 +10,7 @@ import uuid
 import pynvml
 import pytest
 
-from dra.sim.nvml.registry import FUNCTIONS
+from dra.sim.nvml.functions import FUNCTIONS
 from dra.sim.profiles import PROFILES
 
 

@@ -1,6 +1,6 @@
-"""The bodies of the simulated functions, by topic. Importing this package fills the table."""
+"""The bodies of the simulated functions, by topic. `FUNCTIONS` holds them all by name."""
 
-from dra.sim.nvml.functions import (
+from dra.sim.nvml.functions import (  # noqa: F401  each module enters its bodies in the table
     device,
     events,
     fields,
@@ -12,5 +12,6 @@ from dra.sim.nvml.functions import (
     system,
     telemetry,
 )
+from dra.sim.nvml.registry import FUNCTIONS
 
-LOADED = (device, events, fields, gpm, links, mig, mig_changes, processes, system, telemetry)
+__all__ = ["FUNCTIONS"]
