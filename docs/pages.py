@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -255,41 +255,38 @@ def error_codes() -> dict[str, tuple[str, str, str]]:
             for node in tree.body
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
             for target in node.targets
-            if isinstance(target, ast.Name)
-            and isinstance(node.value.value, str)
-            and _CODE.fullmatch(node.value.value)
+            if isinstance(target, ast.Name) and isinstance(node.value.value, str)
         }
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and _CODE.fullmatch(node.value):
                 found.setdefault(node.value, ("", "", module))
             if not isinstance(node, ast.Call):
                 continue
-            texts = [_text(argument) for argument in node.args]
-            codes = [
-                names.get(a.id, "") if isinstance(a, ast.Name) else t
-                for a, t in zip(node.args, texts, strict=True)
-            ]
-            at = next((index for index, code in enumerate(codes) if _CODE.fullmatch(code)), None)
+            texts = [_text(argument, names) for argument in node.args]
+            at = next((index for index, text in enumerate(texts) if _CODE.fullmatch(text)), None)
             if at is None:
                 continue
             message = texts[at + 1] if len(texts) > at + 1 else ""
-            remedy = next(
-                (_text(k.value) for k in node.keywords if k.arg == "remedy"),
-                texts[at + 2] if len(texts) > at + 2 else "",
-            )
-            if message and not found.get(codes[at], ("",))[0]:
-                found[codes[at]] = (message, remedy, module)
+            said = next((_text(k.value, names) for k in node.keywords if k.arg == "remedy"), "")
+            remedy = said or (texts[at + 2] if len(texts) > at + 2 else "")
+            known = found.get(texts[at], ("", "", ""))
+            if (message and not known[0]) or (said and not any(known[:2])):
+                found[texts[at]] = (message, remedy, module)
     return found
 
 
-def _text(node: ast.AST) -> str:
-    """Give a text with `…` for what is put in; empty for what is no text."""
+def _text(node: ast.AST, names: Mapping[str, str]) -> str:
+    """Give a text with `…` for what is put in; empty for what is no text. `names`: the module's constants."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
+    if isinstance(node, ast.Name):
+        return names.get(node.id, "")
+    if isinstance(node, ast.FormattedValue):
+        return _text(node.value, names) or "…"
     if isinstance(node, ast.JoinedStr):
-        return "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+        return "".join(_text(part, names) for part in node.values)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        left, right = _text(node.left), _text(node.right)
+        left, right = _text(node.left, names), _text(node.right, names)
         return f"{left}{right or '…'}" if left else ""
     return ""
 

@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     """Ask and tell."""
     from dra.cli.main import EXIT_USAGE, print_error
     from dra.diagnose.uninstall import claims_in_use
-    from dra.errors import KubeError
+    from dra.errors import ClaimError, KubeError
     from dra.kube.client import connect
     from dra.kube.connection import KubeOptions
     from dra.kube.resources import RESOURCE_CLAIMS
@@ -46,12 +46,14 @@ def run(args: argparse.Namespace) -> int:
     if not found:
         print(f"no pod uses a claim of {args.driver_name}: the driver may go")
         return 0
-    print(
-        f"DRA-UNINSTALL-CLAIMS: {len(found)} claims of {args.driver_name} are in use; without the driver their pods cannot end:"
+    print_error(
+        ClaimError(
+            "DRA-UNINSTALL-CLAIMS",
+            f"{len(found)} claims of {args.driver_name} are in use, and without the driver their pods cannot end",
+            remedy="Delete the pods that are named first; or helm uninstall --no-hooks, and install the driver again to let "
+            "them end.",
+        )
     )
     for each in found:
         print(f"  {each}")
-    print(
-        "Delete these pods first; or helm uninstall --no-hooks, and install the driver again to let them end."
-    )
     return 1

@@ -300,13 +300,27 @@ def _prefix_error(text: str) -> str | None:
     return dns_subdomain_error(text[:-1] + "a" if text.endswith("-") else text)
 
 
+# Source: apimachinery's field.ErrorType.
+_CODE_OF = {
+    "FieldValueDuplicate": "DRA-API-DUPLICATE",
+    "FieldValueForbidden": "DRA-API-FORBIDDEN",
+    "FieldValueInvalid": "DRA-API-INVALID",
+    "FieldValueNotFound": "DRA-API-NOT-FOUND",
+    "FieldValueNotSupported": "DRA-API-NOT-SUPPORTED",
+    "FieldValueRequired": "DRA-API-REQUIRED",
+    "FieldValueTooLong": "DRA-API-TOO-LONG",
+    "FieldValueTooMany": "DRA-API-TOO-MANY",
+    "FieldValueTypeInvalid": "DRA-API-TYPE-INVALID",
+}
+
+
 def _report_cause(subject: Subject, cause: Cause) -> None:
     path, detail = cause.field, cause.detail
     if ".resources.requests[" in path and not subject.written(path):
         return  # the server copied it from the limit, of which it says the same
     if cause.reason == "FieldValueRequired" and any(_within(path, one) for one in subject.misspelt):
         return
-    code = "DRA-API-" + re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cause.reason.removeprefix("FieldValue")).upper()
+    code = _CODE_OF.get(cause.reason, "DRA-API-INVALID")
     remedy = ""
     if claims.UNKNOWN_REQUEST in detail:
         found = subject.claim_spec()

@@ -71,12 +71,12 @@ def failure_from_status(
     seconds = _seconds(retry_after)
     if seconds is None:
         seconds = _seconds(details.get("retryAfterSeconds"))
-    slug, remedy, retryable = _meaning(call, code, reason, text=text, details=details)
+    meaning = _meaning(call, code, reason, text=text, details=details)
     return KubeError(
-        f"DRA-API-{slug}",
+        meaning.code,
         f"{call}: {text}" if text else f"{call}: HTTP {code}",
-        remedy=remedy,
-        retryable=retryable,
+        remedy=meaning.remedy,
+        retryable=meaning.retryable,
         status=code,
         reason=reason,
         retry_after_seconds=seconds,
@@ -107,40 +107,52 @@ def _seconds(value: object) -> float | None:
     return seconds if 0 <= seconds < float("inf") else None
 
 
-def _meaning(
-    call: Call, code: int, reason: str, *, text: str, details: Mapping[str, Any]
-) -> tuple[str, str, bool]:
-    """Give slug, remedy and whether trying again can help."""
-    if code == 401:
-        return (
-            "UNAUTHORIZED",
-            "Check that the service account token (or the kubeconfig's user) is valid; it is read again at each try.",
-            True,
-        )
+@dataclass(frozen=True, slots=True)
+class _Meaning:
+    """What a status says to a user; `retryable`: whether trying again can help."""
+
+    code: str
+    remedy: str = ""
+    retryable: bool = True
+
+
+_MEANINGS = {
+    401: _Meaning(
+        "DRA-API-UNAUTHORIZED",
+        remedy="Check that the service account token (or the kubeconfig's user) is valid; it is read again at each try.",
+    ),
+    409: _Meaning("DRA-API-CONFLICT"),
+    410: _Meaning("DRA-API-GONE"),
+    413: _Meaning(
+        "DRA-API-TOO-LARGE",
+        remedy="The object is larger than the API server accepts; publish fewer devices.",
+        retryable=False,
+    ),
+    422: _Meaning(
+        "DRA-API-INVALID", remedy="The fields named in the message break the API's rules.", retryable=False
+    ),
+    429: _Meaning(
+        "DRA-API-THROTTLED", remedy="The API server asks for fewer requests; they are repeated after a pause."
+    ),
+    503: _Meaning("DRA-API-UNAVAILABLE", remedy="Look at the health of the API server and of its webhooks."),
+    504: _Meaning("DRA-API-TIMEOUT", remedy="The API server was too slow; the request is repeated."),
+}
+
+
+def _meaning(call: Call, code: int, reason: str, *, text: str, details: Mapping[str, Any]) -> _Meaning:
     if code == 403:
-        return "FORBIDDEN", _forbidden_remedy(call, text), True
+        return _forbidden(call, text)
     if code == 404:
         return _missing(call, reason, details)
-    if code == 409:
-        return "CONFLICT", "", True
-    if code == 410 or reason == "Expired":
-        return "GONE", "", True
-    if code == 413:
-        return "TOO-LARGE", "The object is larger than the API server accepts; publish fewer devices.", False
-    if code == 422:
-        return "INVALID", "The fields named in the message break the API's rules.", False
-    if code == 429:
-        return "THROTTLED", "The API server asks for fewer requests; they are repeated after a pause.", True
-    if code == 504 or reason == "Timeout":
-        return "TIMEOUT", "The API server was too slow; the request is repeated.", True
-    if code == 503:
-        return "UNAVAILABLE", "Look at the health of the API server and of its webhooks.", True
+    known = _MEANINGS.get({"Expired": 410, "Timeout": 504}.get(reason, code))
+    if known is not None:
+        return known
     if code >= 500 or code == 0:
-        return "INTERNAL", "Look at the API server's log.", True
-    return "BAD-REQUEST", "", False
+        return _Meaning("DRA-API-INTERNAL", remedy="Look at the API server's log.")
+    return _Meaning("DRA-API-BAD-REQUEST", retryable=False)
 
 
-def _missing(call: Call, reason: str, details: Mapping[str, Any]) -> tuple[str, str, bool]:
+def _missing(call: Call, reason: str, details: Mapping[str, Any]) -> _Meaning:
     """Tell an object that is gone from the 404 of a proxy, or of a server that does not serve the group.
 
     Much is released when an object is gone, so that only the whole Status object counts.
@@ -149,34 +161,40 @@ def _missing(call: Call, reason: str, details: Mapping[str, Any]) -> tuple[str, 
     named = str(details.get("name") or "") if reason == "NotFound" else ""
     kind = str(details.get("kind") or "")
     if not named:
-        remedy = (
-            f"Check that the API server serves {call.group or 'v1'} (kubectl api-versions), and that no proxy "
-            "answers in its place; it is tried again."
+        return _Meaning(
+            "DRA-API-NOT-SERVED",
+            remedy=f"Check that the API server serves {call.group or 'v1'} (kubectl api-versions), and that no proxy "
+            "answers in its place; it is tried again.",
         )
-        return "NOT-SERVED", remedy, True
     if named != call.name or kind not in ("", call.resource.partition("/")[0]):
-        return "OTHER-NOT-FOUND", f"{kind or 'object'} {named} is missing; it is tried again.", True
-    return "NOT-FOUND", "", False
+        return _Meaning(
+            "DRA-API-OTHER-NOT-FOUND", remedy=f"{kind or 'object'} {named} is missing; it is tried again."
+        )
+    return _Meaning("DRA-API-NOT-FOUND", retryable=False)
 
 
-def _forbidden_remedy(call: Call, text: str) -> str:
+def _forbidden(call: Call, text: str) -> _Meaning:
     match = _RBAC.search(text)
     if match is None:
-        return (
-            "An admission policy or a namespace that is being deleted refused this; the message says which."
+        return _Meaning(
+            "DRA-API-FORBIDDEN",
+            remedy="An admission policy or a namespace that is being deleted refused this; the message says which.",
         )
     resource = match["resource"] or call.resource
     group = f'API group "{call.group}"' if call.group else "the core API group"
-    return f'Give {match["user"]} the verb "{match["verb"]}" on "{resource}" in {group} (a rule of its ClusterRole).'
+    return _Meaning(
+        "DRA-API-FORBIDDEN",
+        remedy=f'Give {match["user"]} the verb "{match["verb"]}" on "{resource}" in {group} (a rule of its ClusterRole).',
+    )
 
 
 def failure_from_exception(call: Call, error: BaseException, *, host: str) -> KubeError | None:
     """Give the error for an exception of the transport, or None if it is not one of those."""
     from urllib3 import exceptions as http
 
-    def failure(slug: str, text: str, remedy: str, *, refused: bool = False) -> KubeError:
+    def failure(code: str, text: str, remedy: str, *, refused: bool = False) -> KubeError:
         return KubeError(
-            f"DRA-API-{slug}",
+            code,
             f"{call}: {text}",
             remedy=remedy,
             verb=call.verb,
@@ -191,24 +209,26 @@ def failure_from_exception(call: Call, error: BaseException, *, host: str) -> Ku
     if isinstance(cause, (http.NewConnectionError, http.ConnectTimeoutError, http.ProxyError)):
         refused = "refused" in str(cause).lower()
         return failure(
-            "UNREACHABLE",
+            "DRA-API-UNREACHABLE",
             f"cannot connect to {host}: {_short(cause)}",
             "Check that the API server runs and that this node reaches it; it is tried again.",
             refused=refused,
         )
     if isinstance(cause, (http.ReadTimeoutError, TimeoutError)):
         return failure(
-            "TIMEOUT", f"no answer from {host} in time", "Check the API server's load; it is tried again."
+            "DRA-API-TIMEOUT",
+            f"no answer from {host} in time",
+            "Check the API server's load; it is tried again.",
         )
     if isinstance(cause, (http.SSLError,)) or type(cause).__name__ == "SSLError":
         return failure(
-            "TLS",
+            "DRA-API-TLS",
             f"TLS with {host} failed: {_short(cause)}",
             "Check the cluster's CA certificate and this node's clock.",
         )
     if isinstance(cause, (http.HTTPError, ConnectionError)):
         return failure(
-            "INTERRUPTED", f"the connection to {host} broke: {_short(cause)}", "It is tried again."
+            "DRA-API-INTERRUPTED", f"the connection to {host} broke: {_short(cause)}", "It is tried again."
         )
     return None
 

@@ -29,8 +29,10 @@ def test_claims_in_use_are_named_and_refuse_it(tmp_path, capsys):
         assert "the driver may go" in capsys.readouterr().out
         claim(api, "used", users=("trainer", "watcher"))
         assert main(words) == 1
-        said = capsys.readouterr().out
-        assert "DRA-UNINSTALL-CLAIMS: 1 claims" in said
+        answer = capsys.readouterr()
+        assert "error: DRA-UNINSTALL-CLAIMS: 1 claims of gpu.nvidia.com" in answer.err
+        assert "Delete the pods that are named first" in answer.err
+        said = answer.out
         assert "claim default/used on node-a: gpu-3, used by pod trainer, pod watcher" in said
         assert "unused" not in said and "foreign" not in said
 

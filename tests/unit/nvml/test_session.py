@@ -106,7 +106,7 @@ def test_a_lost_gpu_does_not_end_the_session(make):
         (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "DRA-NVML-VERSION-MISMATCH", "Reboot"),
         (pynvml.NVML_ERROR_NO_PERMISSION, "DRA-NVML-NO-PERMISSION", "privileged"),
         (pynvml.NVML_ERROR_UNKNOWN, "DRA-NVML-UNKNOWN", "dmesg"),
-        (777, "DRA-NVML-CODE-777", "dmesg"),
+        (777, "DRA-NVML-OTHER-CODE", "dmesg"),
     ],
 )
 def test_what_stops_the_start_is_named_with_a_remedy_and_tried_again(make, number, code, says):
