@@ -83,6 +83,34 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
+class VfioFunction:
+    """A GPU as a virtual machine may get it: the PCI function itself, without NVIDIA's driver.
+
+    `index` names the device (`gpu-vfio-<index>`): the position among the GPUs on the bus, whatever drivers they have.
+    `driver` is the kernel's: `nvidia`, or one of the vfio family. `iommu_group` also names `/dev/vfio/<group>`;
+    `vfio_device` (`vfio3` below `/dev/vfio/devices`) is empty unless it is bound to a vfio driver and the kernel has
+    IOMMUFD, whose `/dev/iommu` is there where `iommufd` says so. `addressable_bytes` is the size of its memory BARs.
+    `gpu_minor` is the `Gpu` that it is while NVIDIA's driver has it, None otherwise: its number is then not known.
+
+    Source: sysfs (`dra.host.pci_binding`).
+    """
+
+    index: int
+    pci_address: PciAddress
+    driver: str
+    iommu_group: int
+    vendor_id: int
+    device_id: int
+    product_name: str
+    addressable_bytes: int
+    vfio_device: str = ""
+    iommufd: bool = False
+    gpu_minor: int | None = None
+    numa_node: int | None = None
+    pcie_root: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ScanProblem:
     """Something a scan could not read: which GPU (a PCI address, a UUID or `index 3`), the error's code and text."""
 
@@ -97,10 +125,12 @@ class Inventory:
     """One look at a node. `gpus` are ordered by PCI address.
 
     `driver_version` is NVML's text (`580.95.05`), empty when no driver answered; `cuda_version` is
-    (major, minor) of the driver, None when unknown.
+    (major, minor) of the driver, None when unknown. `vfio` are the GPUs that may be passed through, by PCI address:
+    none unless the feature gate PassthroughSupport is on.
     """
 
     driver_version: str = ""
     cuda_version: tuple[int, int] | None = None
     gpus: tuple[Gpu, ...] = ()
     problems: tuple[ScanProblem, ...] = field(default=())
+    vfio: tuple[VfioFunction, ...] = ()

@@ -1,7 +1,8 @@
 """Device names: what a ResourceSlice lists, a claim's allocation holds and a CDI id ends in.
 
 The scheme is NVIDIA's: `gpu-<minor>` and `gpu-<minor>-mig-<profile>-<profile id>-<start>`, where the profile is
-lower-cased, loses its dots and has `-` for every other character that a DNS label does not allow.
+lower-cased, loses its dots and has `-` for every other character that a DNS label does not allow; and
+`gpu-vfio-<index>` for a GPU that is passed through, by its place on the bus: its minor is the NVIDIA driver's to give.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 _GPU = re.compile(r"gpu-(\d+)", re.ASCII)
 _MIG = re.compile(r"gpu-(\d+)-mig-(.+)-(\d+)-(\d+)", re.ASCII)
+_VFIO = re.compile(r"gpu-vfio-(\d+)", re.ASCII)
 # Up to v25.8 NVIDIA's driver wrote profile id, start and size; a profile's own name has letters.
 _OLD_MIG = re.compile(r"gpu-(\d+)-mig-(\d+)-(\d+)-\d+", re.ASCII)
 
@@ -43,6 +45,17 @@ class MigName:
         return f"gpu-{self.minor}-mig-{self.profile}-{self.profile_id}-{self.start}"
 
 
+@dataclass(frozen=True, slots=True)
+class VfioName:
+    """A GPU that is passed through, by its position among the GPUs on the bus."""
+
+    index: int
+
+    def __str__(self) -> str:
+        """Give the device name."""
+        return f"gpu-vfio-{self.index}"
+
+
 def profile_slug(profile: str) -> str:
     """Give a profile as it stands in device names: `1g.12gb+me` -> `1g12gb-me`."""
     return re.sub(r"[^a-z0-9]", "-", profile.lower().replace(".", ""))
@@ -53,8 +66,14 @@ def is_profile(name: MigName, profile: str) -> bool:
     return name.profile in ("", profile_slug(profile))
 
 
+def parse_vfio_name(name: str) -> VfioName | None:
+    """Read the name of a GPU that is passed through; None if it is not one."""
+    match = _VFIO.fullmatch(name)
+    return VfioName(int(match[1])) if match else None
+
+
 def parse_device_name(name: str) -> GpuName | MigName | None:
-    """Read a device name; None if it is not one of ours."""
+    """Read the name of a GPU or a partition; None if it is neither."""
     if match := _GPU.fullmatch(name):
         return GpuName(int(match[1]))
     if match := _OLD_MIG.fullmatch(name):
