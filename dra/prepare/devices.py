@@ -104,6 +104,11 @@ def find_device(result: AllocatedDevice, inventory: Inventory, mig: MigView) -> 
     return Found(gpu)
 
 
+def is_mig(result: AllocatedDevice) -> bool:
+    """Whether a device is a partition, by its name."""
+    return isinstance(parse_device_name(result.device), MigName)
+
+
 def _find_partition(result: AllocatedDevice, gpu: Gpu, name: MigName, mig: MigView) -> Found:
     device = result.device
     look = (mig.looks or {}).get(device, Look(gpu.mig_enabled))

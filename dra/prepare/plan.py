@@ -64,32 +64,37 @@ class Plan:
         )
 
 
-def plan_prepare(
-    view: ClaimView,
-    *,
-    inventory: Inventory,
-    holds: Sequence[Hold],
-    cdi_kind: str,
-    strategies: Mapping[str, StrategyPlanner],
-    mig: MigView = NO_MIG,
-    sharing: SharingContext | None = None,
-    settings: NodeSettings = NO_SETTINGS,
-    holder: bool = False,
-    shares: SharePlanner = _NO_MPS,
-) -> Plan:
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """The node as planning sees it.
+
+    Args:
+        inventory: the hardware as of now.
+        cdi_kind: `k8s.gpu.nvidia.com/claim`.
+        holds: what other claims hold; holds of the claim itself are left out.
+        strategies: planners by sharing strategy; a strategy without one is refused.
+        mig: what is known of the claim's MIG devices.
+        settings: how each GPU is shared.
+        shares: plans what holds shares to their amounts.
+    """
+
+    inventory: Inventory
+    cdi_kind: str
+    holds: Sequence[Hold] = ()
+    strategies: Mapping[str, StrategyPlanner] = field(default_factory=dict)
+    mig: MigView = NO_MIG
+    settings: NodeSettings = NO_SETTINGS
+    shares: SharePlanner = _NO_MPS
+
+
+def plan_prepare(view: ClaimView, node: NodeView, sharing: SharingContext, *, holder: bool = False) -> Plan:
     """Plan one claim.
 
     Args:
         view: an admitted claim.
-        inventory: the hardware as of now.
-        holds: what other claims hold; holds of the claim itself are left out.
-        cdi_kind: `k8s.gpu.nvidia.com/claim`.
-        strategies: planners by sharing strategy; a strategy without one is refused.
-        mig: what is known of the claim's MIG devices.
+        node: the node it was allocated devices of.
         sharing: what planners of strategies may look at.
-        settings: how each GPU is shared.
         holder: the claim holds these very devices already, so that nobody else is asked.
-        shares: plans what holds shares to their amounts.
 
     Raises:
         ConfigError: DRA-CONFIG-... for what the user wrote.
@@ -100,31 +105,22 @@ def plan_prepare(
     configs = decode_configs(view.configs)
     # First who has it: a GPU that another claim's partitions keep in MIG mode is held, by a claim that can be named.
     if not holder:
-        check_exclusive(view.results, holds, uid=view.ref.uid, inventory=inventory)
-        check_shares(view.results, holds, uid=view.ref.uid, inventory=inventory, settings=settings)
-    found = [find_device(result, inventory, mig) for result in view.results]
+        _check_free(view, node)
+    found = [find_device(result, node.inventory, node.mig) for result in view.results]
     effects = list(_distinct(effect for each in found for effect in each.effects))
     made = {effect.device: effect for effect in effects if isinstance(effect, CreateMig)}
-    context = sharing or SharingContext(view.ref)
     groups = _groups(view.results, found, configs, made=made)
-    # Who asks for a daemon of his own, on a share that is a whole card, has that one.
-    served = {id(result) for group in groups if group.config.strategy == "MPS" for result in group.results}
-    parts = [
-        _shared_device(result, each, made)
-        for result, each in zip(view.results, found, strict=True)
-        if result.share_id is not None and not result.admin_access and id(result) not in served
-    ]
     shared = merge_plans(
         (
-            *(_plan_group(group, strategies, context, settings) for group in groups),
-            shares(parts, context, settings, holder=holder),
+            *(_plan_group(group, node.strategies, sharing, node.settings) for group in groups),
+            node.shares(_limited(view.results, found, groups, made), sharing, node.settings, holder=holder),
         )
     )
     return Plan(
         effects=tuple(_distinct((*effects, *shared.effects))),
         targets=_targets(view.results, found, shared.edits),
-        devices=tuple(_prepared(result, view.ref.uid, cdi_kind) for result in view.results),
-        driver_version=inventory.driver_version,
+        devices=tuple(_prepared(result, view.ref.uid, node.cdi_kind) for result in view.results),
+        driver_version=node.inventory.driver_version,
         warnings=(*(text for config in configs for text in config.warnings), *shared.warnings),
         made=made,
     )
@@ -142,6 +138,13 @@ def lacks_device(view: ClaimView, inventory: Inventory) -> bool:
         if gpu.mig_enabled and isinstance(name, GpuName) and not result.admin_access:
             return True
     return False
+
+
+def _check_free(view: ClaimView, node: NodeView) -> None:
+    """Refuse devices that other claims hold. Raises DeviceError: DRA-DEVICE-HELD, DRA-SHARE-OVERBOOKED."""
+    uid = view.ref.uid
+    check_exclusive(view.results, node.holds, uid=uid, inventory=node.inventory)
+    check_shares(view.results, node.holds, uid=uid, inventory=node.inventory, settings=node.settings)
 
 
 def _distinct(effects: Iterable[Effect]) -> Iterable[Effect]:
@@ -169,6 +172,22 @@ def _groups(
         chosen[config.index] = config
         members.setdefault(config.index, []).append(_shared_device(result, each, made))
     return [ConfigGroup(chosen[index], tuple(devices)) for index, devices in members.items()]
+
+
+def _limited(
+    results: Sequence[AllocatedDevice],
+    found: Sequence[Found],
+    groups: Sequence[ConfigGroup],
+    made: Mapping[str, CreateMig],
+) -> list[SharedDevice]:
+    """Give the shares that are to be held to their amounts."""
+    # Who asks for a daemon of his own, on a share that is a whole card, has that one.
+    served = {id(result) for group in groups if group.config.strategy == "MPS" for result in group.results}
+    return [
+        _shared_device(result, each, made)
+        for result, each in zip(results, found, strict=True)
+        if result.share_id is not None and not result.admin_access and id(result) not in served
+    ]
 
 
 def _shared_device(result: AllocatedDevice, found: Found, made: Mapping[str, CreateMig]) -> SharedDevice:

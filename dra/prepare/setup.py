@@ -31,6 +31,8 @@ MIG_LOCK_WAIT_SECONDS = 33.0
 # What a claim takes once it has its locks, so that one that would come too late is refused in time.
 WORK_SECONDS = 1.0
 MIG_WORK_SECONDS = 6.0
+# How often a record may change under a call before that is an error.
+ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
