@@ -8,7 +8,8 @@ from prepare_fakes import make_claim, result, uid_of, wait_until
 from dra.api.claim import ClaimRef
 from dra.errors import DraError, KubeError
 from dra.prepare import janitor as the_janitor
-from dra.prepare.janitor import CONFIRM_SECONDS, INTERVAL_SECONDS, SPEC_SECONDS
+from dra.prepare.janitor import INTERVAL_SECONDS, SPEC_SECONDS
+from dra.prepare.sweep.patience import CONFIRM_SECONDS
 
 MANY_SECONDS = 3 * CONFIRM_SECONDS
 
