@@ -90,6 +90,9 @@ def _own_spec(
 
 
 def _device_edits(device: CdiDevice, node: NodeFiles, options: CdiOptions) -> SpecDict:
+    if device.gpu_minor is None:
+        # Access for monitoring to a function that may be passed through, among GPUs.
+        return bare_edits()
     gpu = node.gpus[device.gpu_minor]
     hooks = []
     if node.hook_path and options.exposure in ("auto", "hooks") and gpu.links:
@@ -103,6 +106,16 @@ def _device_edits(device: CdiDevice, node: NodeFiles, options: CdiOptions) -> Sp
         mounts=device.extra_mounts,
         hooks=tuple(hooks),
     )
+
+
+def bare_edits() -> SpecDict:
+    """Give the edits of a device with which a container gets nothing: an engine refuses a device without any."""
+    return {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}
+
+
+def device_nodes(nodes: Sequence[DeviceNode]) -> SpecDict:
+    """Give the edits with which a container gets device nodes."""
+    return _edits(env=(), nodes=tuple(nodes), mounts=(), hooks=())
 
 
 def _edits(

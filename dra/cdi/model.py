@@ -40,17 +40,31 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True)
+class VfioAccess:
+    """How a function that is passed through is reached.
+
+    `group` is the number of its IOMMU group; None for access for monitoring, which opens nothing: a function has one
+    user. `iommufd`: by a node of its own, where the kernel has one for each function of the claim. `api_device`: the
+    container gets the node of the interface too.
+    """
+
+    group: int | None
+    iommufd: bool = False
+    api_device: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class CdiDevice:
     """A device that a claim was given.
 
     `name` is its name in the pool (`gpu-0`). The extras are what other configuration adds: capability nodes of a MIG
     device, the pipe directory of MPS. `admin` changes nothing here: access for monitoring gets the same nodes.
     `mig_instances` are the ids of GPU instance and compute instance of a MIG device: the renderer makes its capability
-    nodes of them.
+    nodes of them. `gpu_minor` is None for a function that is passed through, which has `vfio` instead.
     """
 
     name: str
-    gpu_minor: int
+    gpu_minor: int | None
     pci_address: PciAddress
     share_id: str | None = None
     admin: bool = False
@@ -58,6 +72,7 @@ class CdiDevice:
     extra_env: tuple[str, ...] = ()
     extra_mounts: tuple[Mount, ...] = ()
     mig_instances: tuple[int, int] | None = None
+    vfio: VfioAccess | None = None
 
 
 class WantedDevice(Protocol):
@@ -67,7 +82,7 @@ class WantedDevice(Protocol):
     def name(self) -> str: ...
 
     @property
-    def gpu_minor(self) -> int: ...
+    def gpu_minor(self) -> int | None: ...
 
     @property
     def pci_address(self) -> PciAddress: ...
@@ -86,6 +101,9 @@ class WantedDevice(Protocol):
 
     @property
     def extra_mounts(self) -> tuple[Mount, ...]: ...
+
+    @property
+    def vfio(self) -> VfioAccess | None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from dra.cdi.mig_nodes import mig_capability_nodes
 from dra.cdi.model import CdiDevice, CdiOptions, NodeFiles, WantedDevice
 from dra.cdi.node_making import Runner, run_program
 from dra.cdi.nodes import ClaimNodes, NodeSource
+from dra.cdi.passthrough import passthrough_spec
 from dra.cdi.spec import kind_of
 from dra.errors import ConfigError, StackError
 from dra.host.driver_catalog import DriverCatalog
@@ -78,14 +79,19 @@ class CdiRenderer:
 
         Raises:
             StackError: DRA-DRIVER-LIBRARIES-MISSING, DRA-DRIVER-VERSION-MISMATCH, DRA-DEVICE-NODE-MISSING,
-                DRA-CDI-HOOK-MISSING, DRA-DRIVER-FILE-GONE: retryable, nothing is kept; DRA-MIG-CAPS-DRIVER.
+                DRA-CDI-HOOK-MISSING, DRA-DRIVER-FILE-GONE: retryable, nothing is kept; DRA-MIG-CAPS-DRIVER;
+                DRA-VFIO-NODE-MISSING for functions that are passed through.
             DeviceError: DRA-MIG-CAPABILITY: the kernel does not list a MIG device's instances.
             BugError: DRA-CDI-INVALID: what was made breaks the rules of the specification.
             HostError: /proc cannot be read.
         """
+        if devices and all(device.vfio is not None for device in devices):
+            return passthrough_spec(self._paths, claim_uid, devices, driver=self._options.driver)
         wanted = [self._as_cdi_device(device) for device in devices]
         # Nodes first: making them loads the modules, which fills in the driver's version.
-        nodes = self._nodes.get({device.gpu_minor: device.pci_address for device in wanted})
+        nodes = self._nodes.get(
+            {each.gpu_minor: each.pci_address for each in wanted if each.gpu_minor is not None}
+        )
         kept = self._look(driver_version).get()
         return complete_claim_spec(
             claim_uid=claim_uid,
@@ -108,8 +114,9 @@ class CdiRenderer:
                 extra_env=device.extra_env,
                 extra_mounts=device.extra_mounts,
                 mig_instances=device.mig_instances,
+                vfio=device.vfio,
             )
-        if found.mig_instances is None:
+        if found.mig_instances is None or found.gpu_minor is None:
             return found
         gpu_instance, compute_instance = found.mig_instances
         nodes = mig_capability_nodes(

@@ -50,7 +50,7 @@ class RendererByGpu:
         """Give what a spec takes from the host and what is not there any more."""
         return self._plain.missing_files(spec)
 
-    def _renderer(self, minors: set[int]) -> CdiRenderer:
+    def _renderer(self, minors: set[int | None]) -> CdiRenderer:
         settings = self._settings()
         asked: frozenset[str] = frozenset()
         said = False

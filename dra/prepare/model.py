@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dra.api.claim import ClaimRef, Consumer
-from dra.cdi.model import Mount
+from dra.cdi.model import Mount, VfioAccess
 from dra.errors import ClaimError, DraError, KubeError
 from dra.inventory.model import Inventory
 from dra.values import PciAddress
@@ -43,11 +43,11 @@ class CdiTarget:
 
     `name` is the device's name in the pool. `admin`: access for monitoring only, nothing that changes the device.
     `mig_instances` are the ids of GPU instance and compute instance of a MIG device, None for a whole GPU. The extras are
-    what the way of sharing adds.
+    what the way of sharing adds. A function that is passed through has `vfio`, no minor and no UUID of a GPU.
     """
 
     name: str
-    gpu_minor: int
+    gpu_minor: int | None
     pci_address: PciAddress
     gpu_uuid: str
     share_id: str | None = None
@@ -55,6 +55,7 @@ class CdiTarget:
     mig_instances: tuple[int, int] | None = None
     extra_env: tuple[str, ...] = ()
     extra_mounts: tuple[Mount, ...] = ()
+    vfio: VfioAccess | None = None
 
 
 @dataclass(frozen=True, slots=True)

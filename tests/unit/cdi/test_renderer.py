@@ -285,6 +285,7 @@ class Target:
     mig_instances: tuple[int, int] | None = None
     extra_env: tuple = ()
     extra_mounts: tuple = ()
+    vfio: None = None
 
 
 def test_any_object_that_can_say_what_a_device_is_will_do(paths):
