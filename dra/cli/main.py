@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -56,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     may give codes of its own.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    _write_any_text()
     try:
         try:
             return _run(words)
@@ -95,6 +97,13 @@ def _run(words: Sequence[str]) -> int:
         return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def _write_any_text() -> None:
+    """What the terminal's encoding does not have (in a locale of ASCII: …) is escaped: it must not end a command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _drop_output() -> None:

@@ -13,7 +13,7 @@ from dra.diagnose.validate_fit import Fit, KnownDevice
 from dra.diagnose.validate_model import Finding, Json, Report, in_order
 from dra.diagnose.validate_object import Subject, check_object, read_object
 from dra.diagnose.validate_pods import check_names, check_references
-from dra.diagnose.validate_source import Manifest, read_manifests
+from dra.diagnose.validate_source import MAX_DEPTH, Manifest, is_too_deep, read_manifests
 from dra.errors import ClaimError
 
 _FATAL = frozenset({"DRA-MANIFEST-UNREADABLE", "DRA-MANIFEST-SYNTAX"})
@@ -80,6 +80,9 @@ def _namespaces(manifests: Sequence[Manifest]) -> dict[str, Json]:
 
 def _read(manifest: Manifest, namespaces: Mapping[str, Json]) -> Subject | Finding | None:
     """Read an object as the API server would have it: after the webhook where that is asked for."""
+    if is_too_deep(manifest.value):
+        why = f"it nests deeper than {MAX_DEPTH} levels"
+        return Finding(manifest.file, manifest.spot.line, "error", "DRA-MANIFEST-SYNTAX", why)
     meta = manifest.value.get("metadata")
     namespace = namespaces.get(str(meta.get("namespace") or "default")) if isinstance(meta, dict) else None
     if not is_opted_in(manifest.value, namespace):

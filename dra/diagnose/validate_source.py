@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
@@ -12,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from dra.api.rules.decode import Pairs
-from dra.diagnose.texts import UnreadableText, read_text
+from dra.diagnose.texts import SUFFIXES, UnreadableText, files_in, no_number, number_error, read_text
 from dra.diagnose.validate_model import Finding
+from dra.diagnose.yaml_text import YamlError, described, documents
 
-SUFFIXES = frozenset({".yaml", ".yml", ".json"})
-# Aliases can make a small file huge.
-MAX_NODES = 1_000_000
+# Far more than any kind has.
+MAX_DEPTH = 200
+_STEP_END = re.compile(r"[.\[]")
+_INDEX = re.compile(r"[0-9]{1,9}")
 _OCTAL = re.compile(r"[-+]?0o[0-7]+", re.ASCII)
 
 
@@ -39,18 +40,29 @@ class Spot:
         """
         spot, rest = self, path
         while rest := rest.removeprefix("."):
-            step = max((form for form in spot._forms() if _starts(rest, form)), key=len, default=None)
+            step = spot._step(rest)
             if step is not None:
-                spot, rest = spot._forms()[step], rest[len(step) :]
+                spot, rest = step
             elif _starts(rest, "exactly"):
                 rest = rest.removeprefix("exactly")
             else:
                 return spot, False
         return spot, True
 
-    def _forms(self) -> dict[str, Spot]:
-        forms = {f"[{key}]": child for key, child in self.children.items()}
-        return forms | {key: child for key, child in self.children.items() if isinstance(key, str)}
+    def _step(self, path: str) -> tuple[Spot, str] | None:
+        """Give what a path leads to first, by the longest key that fits, and the rest of the path."""
+        ends = [*(match.start() for match in _STEP_END.finditer(path, 1)), len(path)]
+        for end in reversed(ends):
+            form = path[:end]
+            key = form[1:-1] if form[0] == "[" and form[-1] == "]" else None
+            child = self.children.get(form)
+            if child is None and key is not None:
+                child = self.children.get(key)
+                if child is None and _INDEX.fullmatch(key):
+                    child = self.children.get(int(key))
+            if child is not None:
+                return child, path[end:]
+        return None
 
 
 def _starts(text: str, step: str) -> bool:
@@ -68,15 +80,29 @@ class Manifest:
 
 def manifest_of(value: dict[str, Any], file: str = "") -> Manifest:
     """Give an object that does not come from a file, such as one under admission: all of it is in line 0."""
-    return Manifest(file, value, _spot_of(value))
+    return Manifest(file, value, _spot_of(value, MAX_DEPTH))
 
 
-def _spot_of(value: Any) -> Spot:
-    if isinstance(value, dict):
-        return Spot(0, 0, {key: _spot_of(item) for key, item in value.items()})
-    if isinstance(value, list):
-        return Spot(0, 0, {index: _spot_of(item) for index, item in enumerate(value)})
+def _spot_of(value: Any, depth: int) -> Spot:
+    if isinstance(value, dict) and depth:
+        return Spot(0, 0, {key: _spot_of(item, depth - 1) for key, item in value.items()})
+    if isinstance(value, list) and depth:
+        return Spot(0, 0, {index: _spot_of(item, depth - 1) for index, item in enumerate(value)})
     return Spot(0)
+
+
+def is_too_deep(value: Any) -> bool:
+    """Tell whether values lie in each other deeper than anything that follows them is made for."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [item for outer in level if isinstance(outer, (dict, list)) for item in _inside(outer)]
+        if not level:
+            return False
+    return True
+
+
+def _inside(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 def read_manifests(paths: Iterable[str]) -> tuple[list[Manifest], list[Finding], list[str]]:
@@ -85,135 +111,139 @@ def read_manifests(paths: Iterable[str]) -> tuple[list[Manifest], list[Finding],
     findings: list[Finding] = []
     names: list[str] = []
     for path in paths:
-        for file in _files(path):
-            name = "standard input" if path == "-" else str(file)
-            names.append(name)
-            try:
-                text = read_text(str(file))
-            except UnreadableText as error:
-                findings.append(_unreadable(name, f"cannot read it: {error}"))
-                continue
-            for item in _documents(name, text):
-                for each in (item,) if isinstance(item, Finding) else _expand(item):
-                    (findings if isinstance(each, Finding) else manifests).append(each)  # type: ignore[arg-type]
-        if not names and Path(path).is_dir():
-            findings.append(_unreadable(path, f"the folder holds no {', '.join(sorted(SUFFIXES))} file"))
+        files, failed = [Path(path)], list[tuple[str, str]]()
+        if path != "-" and Path(path).is_dir():
+            files, failed = files_in(Path(path), below=True)
+            if not files and not failed:
+                findings.append(_unreadable(path, f"the folder holds no {', '.join(sorted(SUFFIXES))} file"))
+        names += [folder for folder, _ in failed]
+        findings += [_unreadable(folder, f"cannot read it: {why}") for folder, why in failed]
+        for file in files:
+            names.append("standard input" if path == "-" else str(file))
+            for each in _file(names[-1], str(file)):
+                if isinstance(each, Finding):
+                    findings.append(each)
+                else:
+                    manifests.append(each)
     return manifests, findings, names
+
+
+def _file(name: str, path: str) -> Iterator[Manifest | Finding]:
+    try:
+        text = read_text(path)
+    except UnreadableText as error:
+        yield _unreadable(name, f"cannot read it: {error}")
+        return
+    for item in _documents(name, text):
+        if isinstance(item, Finding):
+            yield item
+        else:
+            yield from _expand(item)
 
 
 def _unreadable(name: str, why: str) -> Finding:
     return Finding(name, 1, "error", "DRA-MANIFEST-UNREADABLE", why)
 
 
-def _files(path: str) -> list[Path]:
-    place = Path(path)
-    if path == "-" or not place.is_dir():
-        return [place]
-    return sorted(
-        item
-        for item in place.rglob("*")
-        if item.suffix in SUFFIXES
-        and item.is_file()
-        and not any(part.startswith(".") for part in item.relative_to(place).parts)
-    )
-
-
 def _documents(name: str, text: str) -> Iterator[Manifest | Finding]:
-    try:
-        for value, spot in _values(text):
-            if value is None:
-                continue
-            if isinstance(value, dict):
-                yield Manifest(name, value, spot)
-            else:
-                yield Finding(
-                    name,
-                    spot.line,
-                    "error",
-                    "DRA-MANIFEST-KIND",
-                    "a document is no object with apiVersion and kind",
-                )
-    except _SyntaxError as error:
-        remedy = "Write YAML or JSON."
-        if "{{" in text:
-            remedy = "Templates must be rendered first: helm template … | dra validate -"
-        yield Finding(name, error.line, "error", "DRA-MANIFEST-SYNTAX", error.args[0], remedy=remedy)
+    for found in _values(text):
+        if isinstance(found, YamlError):
+            remedy = found.remedy or "Write YAML or JSON."
+            if "{{" in text:
+                remedy = "Templates must be rendered first: helm template … | dra validate -"
+            yield Finding(name, found.line, "error", "DRA-MANIFEST-SYNTAX", found.message, remedy=remedy)
+            continue
+        value, spot = found
+        if isinstance(value, dict):
+            yield Manifest(name, value, spot)
+        elif value is not None:
+            why = "a document is no object with apiVersion and kind"
+            yield Finding(name, spot.line, "error", "DRA-MANIFEST-KIND", why)
 
 
-def _values(text: str) -> Iterator[tuple[Any, Spot]]:
+_Found = tuple[Any, Spot] | YamlError
+
+
+def _values(text: str) -> Iterator[_Found]:
     """Read JSON or YAML. A mapping in braces without quotes is YAML that looks like JSON."""
     if text.lstrip()[:1] not in {"{", "["}:
         yield from _yaml(text)
         return
-    try:
-        found = list(_json(text))
-    except _SyntaxError as not_json:
-        try:
-            found = list(_yaml(text))
-        except _SyntaxError:
-            raise not_json from None  # it is neither: the message about JSON is the better one
+    found = list(_json(text))
+    if any(isinstance(item, YamlError) for item in found):
+        other = list(_yaml(text))
+        # Where it is neither, the message about JSON is the better one.
+        if _good(other) > _good(found):
+            found = other
     yield from found
 
 
-class _SyntaxError(Exception):
-    def __init__(self, message: str, line: int) -> None:
-        super().__init__(message)
-        self.line = line
+def _good(found: list[_Found]) -> int:
+    return sum(not isinstance(item, YamlError) for item in found)
 
 
-def _json(text: str) -> Iterator[tuple[Any, Spot]]:
+def _json(text: str) -> Iterator[_Found]:
     """Read one JSON value after the other. Lines come from YAML's reader, which reads JSON too."""
-    decoder = json.JSONDecoder(object_pairs_hook=_pairs)
-    position = 0
+    decoder = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=no_number)
+    position, line, counted = 0, 1, 0
     while position < len(text):
         if text[position].isspace():
             position += 1
             continue
-        first = text.count("\n", 0, position)
+        line, counted = line + text.count("\n", counted, position), position
         try:
             value, end = decoder.raw_decode(text, position)
         except json.JSONDecodeError as error:
-            raise _SyntaxError(f"{error.msg} at column {error.colno}", error.lineno) from error
-        except RecursionError as error:
-            raise _SyntaxError("it nests too deeply", first + 1) from error
-        spot = Spot(first + 1)
+            yield YamlError(f"{error.msg} at column {error.colno}", error.lineno)
+            return
+        except ValueError as error:
+            yield YamlError(number_error(error), line)
+            return
+        except RecursionError:
+            yield YamlError("it nests too deeply", line)
+            return
         # The value is good even where only its lines cannot be told. A tab is white space in JSON, not so in YAML.
-        with contextlib.suppress(_SyntaxError):
-            spot = next((found for _, found in _yaml(text[position:end].replace("\t", " "), first)), spot)
-        yield value, spot
+        lines = next(_yaml(text[position:end].replace("\t", " "), line - 1), None)
+        yield value, lines[1] if isinstance(lines, tuple) else Spot(line)
         position = end
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> Pairs:
     result = Pairs(pairs)
     if len(result) != len(pairs):
-        keys = [key for key, _ in pairs]
-        result.duplicates = tuple(key for place, key in enumerate(keys) if key in keys[:place])
+        result.duplicates = _repeated(key for key, _ in pairs)
     return result
 
 
-def _yaml(text: str, lines_before: int = 0) -> Iterator[tuple[Any, Spot]]:
+def _repeated(keys: Iterable[str]) -> tuple[str, ...]:
+    """Give the keys that stood there before, each as often as it is one too many."""
+    seen: set[str] = set()
+    repeated = []
+    for key in keys:
+        if key in seen:
+            repeated.append(key)
+        seen.add(key)
+    return tuple(repeated)
+
+
+def _yaml(text: str, lines_before: int = 0) -> Iterator[_Found]:
     import yaml
 
     loader_class: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    loader = loader_class(text)
-    try:
-        builder = _Builder(loader, lines_before)
-        while loader.check_node():
-            node = loader.get_node()
-            yield builder.build(node, node.start_mark.line)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
-        raise _SyntaxError(
-            f"{error.problem or error.context or 'it is not YAML'}", line + lines_before
-        ) from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise _SyntaxError(" ".join(str(error).split()), 1 + lines_before) from error
-    except RecursionError as error:
-        raise _SyntaxError("it nests too deeply", 1 + lines_before) from error
-    finally:
-        loader.dispose()
+    for document in documents(text, loader_class):
+        if isinstance(document, YamlError):
+            yield YamlError(document.message, document.line + lines_before, document.remedy)
+            continue
+        before = document.before + lines_before
+        found: _Found
+        try:
+            found = _Builder(document.loader, before).build(document.root, document.root.start_mark.line)
+        except YamlError as error:
+            found = error
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            message, line = described(error, text)
+            found = YamlError(message, line + before)
+        yield found
 
 
 class _Builder:
@@ -222,12 +252,8 @@ class _Builder:
     def __init__(self, loader: Any, lines_before: int) -> None:
         self._loader = loader
         self._before = lines_before
-        self._left = MAX_NODES
 
     def build(self, node: Any, line: int) -> tuple[Any, Spot]:
-        self._left -= 1
-        if self._left < 0:
-            raise _SyntaxError(f"it has more than {MAX_NODES} values", line + 1)
         spot = Spot(line + 1 + self._before)
         match node.id:
             case "mapping":
@@ -251,12 +277,12 @@ class _Builder:
             value, child = self.build(item, key.start_mark.line)
             # Merged keys come first, so that what is written here wins.
             result[name], spot.children[name] = value, child
-        result.duplicates = tuple(key for place, key in enumerate(written) if key in written[:place])
+        result.duplicates = _repeated(written)
         return result
 
     def _key(self, node: Any) -> str:
         if node.id != "scalar":
-            raise _SyntaxError("a key is no text", node.start_mark.line + 1 + self._before)
+            raise YamlError("a key is no text", node.start_mark.line + 1 + self._before)
         if node.tag.endswith(":bool"):
             return "true" if self._loader.construct_yaml_bool(node) else "false"
         return str(node.value)
@@ -268,15 +294,19 @@ class _Builder:
         if kind == "bool":
             return self._loader.construct_yaml_bool(node)
         if kind in {"int", "float"} and ":" not in text:
-            number = (
-                self._loader.construct_yaml_int(node)
-                if kind == "int"
-                else self._loader.construct_yaml_float(node)
-            )
-            return number if math.isfinite(number) else text
+            return self._number(node, kind)
         if kind == "str" and not node.style and _OCTAL.fullmatch(text):
             return int(text.replace("0o", ""), 8)
         return text
+
+    def _number(self, node: Any, kind: str) -> Any:
+        if kind == "float":
+            number = self._loader.construct_yaml_float(node)
+            return number if math.isfinite(number) else node.value
+        try:
+            return self._loader.construct_yaml_int(node)
+        except ValueError as error:
+            raise YamlError(number_error(error), node.start_mark.line + 1 + self._before) from error
 
 
 def _expand(manifest: Manifest) -> Iterator[Manifest | Finding]:

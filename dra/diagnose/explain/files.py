@@ -10,11 +10,11 @@ from typing import Any
 from dra.api.rules.decode import DecodeError, Findings, decode
 from dra.api.rules.schema import Type, load_struct
 from dra.diagnose.explain.cluster import KINDS, Cluster, Collection
-from dra.diagnose.texts import UnreadableText, read_text
+from dra.diagnose.texts import UnreadableText, files_in, no_number, number_error, read_text
 from dra.diagnose.validate_object import type_error
+from dra.diagnose.yaml_text import YamlError, described, documents
 from dra.errors import ConfigError
 
-_SUFFIXES = {".yaml", ".yml", ".json"}
 # Far more than any cluster has; aliases of YAML make a short file endless.
 _MAX_OBJECTS = 1_000_000
 _MAX_LISTS = 8
@@ -39,19 +39,24 @@ def read_files(paths: Sequence[str]) -> Cluster:
 
 
 def _texts(path: str) -> Iterator[tuple[str, str]]:
-    place = Path(path)
-    files = [place]
-    if path != "-" and place.is_dir():
-        files = sorted(item for item in place.iterdir() if item.suffix in _SUFFIXES)
+    files, failed = [Path(path)], list[tuple[str, str]]()
+    if path != "-" and Path(path).is_dir():
+        files, failed = files_in(Path(path), below=False)
+    for folder, why in failed:
+        raise _unreadable(folder, why)
     for file in files:
         try:
             yield "standard input" if path == "-" else str(file), read_text(str(file))
         except UnreadableText as error:
-            raise ConfigError(
-                "DRA-DUMP-UNREADABLE",
-                f"cannot read {file}: {error}",
-                remedy="Name files that kubectl get … -o yaml or -o json wrote.",
-            ) from error
+            raise _unreadable(file, error) from error
+
+
+def _unreadable(path: object, why: object) -> ConfigError:
+    return ConfigError(
+        "DRA-DUMP-UNREADABLE",
+        f"cannot read {path}: {why}",
+        remedy="Name files that kubectl get … -o yaml or -o json wrote.",
+    )
 
 
 def _documents(name: str, text: str) -> Iterator[dict[str, Any]]:
@@ -141,7 +146,7 @@ def _values(name: str, text: str) -> Iterator[Any]:
 
 
 def _json(name: str, text: str) -> Iterator[Any]:
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(parse_constant=no_number)
     position = 0
     while position < len(text):
         if text[position].isspace():
@@ -150,7 +155,7 @@ def _json(name: str, text: str) -> Iterator[Any]:
         try:
             document, position = decoder.raw_decode(text, position)
         except ValueError as error:
-            raise _bad(name, str(error)) from error
+            raise _bad(name, number_error(error)) from error
         except RecursionError as error:
             raise _bad(name, "it nests too deeply") from error
         yield document
@@ -169,17 +174,20 @@ def _yaml(name: str, text: str) -> Iterator[Any]:
             for letter, pairs in base.yaml_implicit_resolvers.items()
         }
 
-    try:
-        yield from yaml.load_all(text, Loader)
-    except (yaml.YAMLError, ValueError) as error:
-        raise _bad(name, " ".join(str(error).split())) from error
-    except RecursionError as error:
-        raise _bad(name, "it nests too deeply") from error
+    for document in documents(text, Loader):
+        if isinstance(document, YamlError):
+            raise _bad(name, f"line {document.line}: {document.message}", document.remedy)
+        try:
+            value = document.loader.construct_document(document.root)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            message, line = described(error, text)
+            raise _bad(name, f"line {line}: {message}") from error
+        yield value
 
 
-def _bad(name: str, why: str) -> ConfigError:
+def _bad(name: str, why: str, remedy: str = "") -> ConfigError:
     return ConfigError(
         "DRA-DUMP-FORMAT",
         f"{name} is not a dump of Kubernetes objects: {why}",
-        remedy="Write it with kubectl get … -o yaml or -o json.",
+        remedy=remedy or "Write it with kubectl get … -o yaml or -o json.",
     )
