@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-from typing import Any
 
 from dra.cli.common_flags import add_log_arguments
+from dra.cli.service import configure_log, serve
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command; each flag has an environment variable."""
     env = os.environ
     parser: argparse.ArgumentParser = subparsers.add_parser(
@@ -50,27 +50,16 @@ def run(args: argparse.Namespace) -> int:
     """Work until a signal comes."""
     from dra.errors import ConfigError
     from dra.fleet.process import Fleet, FleetSettings
-    from dra.plugin.signals import STOP_SIGNALS, SignalQueue
-    from dra.telemetry.log import configure
 
-    configure(level=args.log_level, console=args.logging_format == "text")
+    configure_log(args)
     if not 0 <= args.collect_after <= 86_400:
         raise ConfigError(
             "DRA-FLAG-RANGE",
             f"--collect-after cannot be {args.collect_after}",
             remedy="Use 0 to 86400 seconds.",
         )
-    signals = SignalQueue()
-    fleet = Fleet(
-        FleetSettings(
-            identity=args.identity, namespace=args.namespace, lease=args.lease, kubeconfig=args.kubeconfig,
-            port=args.healthcheck_port, collect_seconds=args.collect_after,
-        )
+    settings = FleetSettings(
+        identity=args.identity, namespace=args.namespace, lease=args.lease, kubeconfig=args.kubeconfig,
+        port=args.healthcheck_port, collect_seconds=args.collect_after,
     )  # fmt: skip
-    fleet.start()
-    try:
-        while signals.wait() not in STOP_SIGNALS:
-            pass
-    finally:
-        fleet.stop()
-    return 0
+    return serve(lambda: Fleet(settings))

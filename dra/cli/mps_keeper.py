@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dra.cli.common_flags import add_log_arguments
+from dra.cli.service import configure_log
 
 _FLAGS = (
     ("--driver-name", ("DRA_DRIVER_NAME",), "gpu.nvidia.com", "name of the DRA driver"),
@@ -64,9 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.check:
         check_alive(paths.state_dir(args.driver_name))
         return 0
-    from dra.telemetry import log
-
-    log.configure(level=args.log_level, console=args.logging_format == "text")
+    configure_log(args)
     return KeeperService(
         KeeperSettings(
             args.driver_name,

@@ -6,15 +6,19 @@ import argparse
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dra.cli.common_flags import add_log_arguments
+from dra.cli.service import configure_log, serve
+
+if TYPE_CHECKING:
+    from dra.api.fractions import FractionRules
 
 # The second part of a resource's name.
 _WORD = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command; each flag has an environment variable."""
     env = os.environ
     parser: argparse.ArgumentParser = subparsers.add_parser(
@@ -49,7 +53,7 @@ def add_parser(subparsers: Any) -> None:
     add_log_arguments(parser, env)
 
 
-def rules_from(args: argparse.Namespace) -> Any:
+def rules_from(args: argparse.Namespace) -> FractionRules:
     """Give the rules that the flags ask for.
 
     Raises:
@@ -91,20 +95,10 @@ def rules_from(args: argparse.Namespace) -> Any:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes."""
-    from dra.plugin.signals import STOP_SIGNALS, SignalQueue
-    from dra.telemetry.log import configure
     from dra.webhook.certificate import Certificate
     from dra.webhook.server import WebhookServer
 
-    configure(level=args.log_level, console=args.logging_format == "text")
+    configure_log(args)
     rules = rules_from(args)
-    signals = SignalQueue()
     certificate = Certificate(Path(args.tls_cert_file), Path(args.tls_private_key_file))
-    server = WebhookServer(certificate, rules=rules, port=args.port)
-    server.start()
-    try:
-        while signals.wait() not in STOP_SIGNALS:
-            pass
-    finally:
-        server.stop()
-    return 0
+    return serve(lambda: WebhookServer(certificate, rules=rules, port=args.port))

@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from dra.errors import KubeError
-from dra.fleet.rounds import Rounds
 from dra.kube.client import KubeClient
 from dra.kube.resources import DEVICE_CLASSES, RESOURCE_SLICES
 from dra.slices.mig_classes import mig_classes, profiles_in
 from dra.telemetry.log import error_fields, get_logger
+from dra.telemetry.threads import Loop
 
 log = get_logger()
 Json = dict[str, Any]
@@ -97,15 +97,15 @@ class ClassKeeper:
 
     def __init__(self, client: KubeClient, *, driver: str, look_seconds: float = LOOK_SECONDS) -> None:
         self._client, self._driver = client, driver
-        self._rounds = Rounds("device-classes", self.look, seconds=look_seconds)
+        self._loop = Loop("device-classes", self.look, seconds=look_seconds)
 
     def start(self) -> None:
         """Begin. Raises HostError: DRA-HOST-NO-THREADS."""
-        self._rounds.start()
+        self._loop.start()
 
     def stop(self, *, timeout_seconds: float = 5.0) -> None:
         """End; the classes stay."""
-        self._rounds.stop(timeout_seconds=timeout_seconds)
+        self._loop.stop(timeout_seconds=timeout_seconds)
 
     def look(self) -> None:
         """Make what is missing and mend what is ours. Raises DraError."""

@@ -13,11 +13,11 @@ from typing import Any
 
 from dra.api.policy import GROUP_VERSION, Policy, decode_policy
 from dra.errors import ConfigError, KubeError
-from dra.fleet.rounds import Rounds
 from dra.kube.client import KubeClient
 from dra.kube.clock import Clock, SystemClock
-from dra.kube.resources import GPU_NODE_POLICIES, GPU_NODES, NODES, RESOURCE_SLICES
+from dra.kube.resources import GPU_NODE_POLICIES, GPU_NODES, NODES, RESOURCE_SLICES, Resource
 from dra.telemetry.log import get_logger
+from dra.telemetry.threads import Loop
 
 log = get_logger()
 Json = dict[str, Any]
@@ -180,17 +180,17 @@ class PolicyStatus:
         self._client, self._driver = client, driver
         self._sweep_seconds, self._gone_seconds = sweep_seconds, gone_seconds
         self._clock = clock or SystemClock()
-        self._rounds = Rounds("policy-status", self.gather, self._sweep_when_due, seconds=gather_seconds)
+        self._loop = Loop("policy-status", self.gather, self._sweep_when_due, seconds=gather_seconds)
         self._swept = float("-inf")
         self._gone_since: dict[str, float] = {}
 
     def start(self) -> None:
         """Begin. Raises HostError: DRA-HOST-NO-THREADS."""
-        self._rounds.start()
+        self._loop.start()
 
     def stop(self, *, timeout_seconds: float = 5.0) -> None:
         """End."""
-        self._rounds.stop(timeout_seconds=timeout_seconds)
+        self._loop.stop(timeout_seconds=timeout_seconds)
 
     def gather(self) -> None:
         """Write the status of each policy that changed. Raises DraError."""
@@ -228,7 +228,7 @@ class PolicyStatus:
             if now - self._gone_since[uid] >= self._gone_seconds:
                 delete()
 
-    def _deleting(self, resource: Any, metadata: Mapping[str, Any]) -> Callable[[], None]:
+    def _deleting(self, resource: Resource, metadata: Mapping[str, Any]) -> Callable[[], None]:
         def delete() -> None:
             name = str(metadata["name"])
             try:
@@ -241,7 +241,7 @@ class PolicyStatus:
 
         return delete
 
-    def _list(self, resource: Any) -> tuple[Json, ...]:
+    def _list(self, resource: Resource) -> tuple[Json, ...]:
         try:
             return self._client.list(resource).items
         except KubeError as error:

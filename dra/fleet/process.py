@@ -1,41 +1,26 @@
-"""The process `dra fleet`: the election, the parts that run while it leads, and its health over HTTP.
-
-A part is anything with `start` and `stop`; parts are made anew each time, so that nothing of an earlier time as leader
-is left in them.
-"""
+"""The process `dra fleet`: the election, the parts that run while it leads, and its health over HTTP."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
 
-from dra.errors import DraError, HostError
+from dra.errors import HostError
 from dra.fleet.classes import ClassKeeper
 from dra.fleet.election import ElectionTimes, Elector
 from dra.fleet.metrics import FleetMetrics
+from dra.fleet.parts import RETRY_SECONDS, Part, Parts
 from dra.fleet.policy_status import PolicyStatus
 from dra.fleet.templates import COLLECT_SECONDS, TemplateKeeper
 from dra.kube.client import KubeClient
 from dra.kube.connection import Connection, KubeOptions
 from dra.kube.events import EventRecorder
 from dra.telemetry.http import HttpServer, Request, Response, Route
-from dra.telemetry.log import error_fields, get_logger
 from dra.telemetry.metrics import Registry, render
 
-log = get_logger()
 COMPONENT = "dra-fleet"
 MAX_PORT = 65_535
-
-
-class Part(Protocol):
-    """Something that works while this replica leads."""
-
-    def start(self) -> None:
-        """Begin; returns at once."""
-
-    def stop(self) -> None:
-        """End; when it returns nothing of it works any more."""
 
 
 # Makes a part from the client and the event recorder of the process.
@@ -44,7 +29,12 @@ MakePart = Callable[[KubeClient, EventRecorder], Part]
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """What the process is told. `port`: of health, 0 is any that is free, negative: none."""
+    """What the process is told.
+
+    Args:
+        port: of health; 0 is any that is free, negative: none.
+        retry_seconds: from a part that could not be started to the next try.
+    """
 
     identity: str
     namespace: str = "dra-driver-nvidia-gpu"
@@ -55,6 +45,7 @@ class FleetSettings:
     port: int = -1
     collect_seconds: float = COLLECT_SECONDS
     driver: str = "gpu.nvidia.com"
+    retry_seconds: float = RETRY_SECONDS
     times: ElectionTimes = ElectionTimes()  # noqa: RUF009 - frozen
 
 
@@ -74,8 +65,6 @@ class Fleet:
 
     def __init__(self, settings: FleetSettings, *, parts: Sequence[MakePart] | None = None) -> None:
         self.settings = settings
-        self._makers = parts_of(settings) if parts is None else tuple(parts)
-        self._running: list[Part] = []
         options = KubeOptions(kubeconfig=settings.kubeconfig or None, user_agent=COMPONENT)
         self.client = KubeClient(
             Connection(options), qps=settings.kube_qps, burst=settings.kube_burst, field_manager=COMPONENT
@@ -83,9 +72,13 @@ class Fleet:
         # Renewing the lease must wait for nothing.
         self._lease_client = KubeClient(Connection(options), field_manager=COMPONENT)
         self.events = EventRecorder(self.client, component=COMPONENT)
+        makers = parts_of(settings) if parts is None else parts
+        self.parts = Parts(
+            [partial(make, self.client, self.events) for make in makers], retry_seconds=settings.retry_seconds
+        )
         self.elector = Elector(
             self._lease_client, namespace=settings.namespace, name=settings.lease, identity=settings.identity,
-            on_lead=self._lead, on_lost=self._lost, times=settings.times,
+            on_lead=self.parts.lead, on_lost=self.parts.lost, times=settings.times,
         )  # fmt: skip
         self._health: HttpServer | None = None
 
@@ -102,36 +95,18 @@ class Fleet:
             self._health = _listen(
                 self.settings.port, trouble=lambda: self.elector.trouble, registry=registry
             )
+        self.parts.start()
         self.elector.start()
 
     def stop(self) -> None:
         """Stop the parts, give the lease up, end."""
         self.elector.stop()
+        self.parts.stop()
         self.events.stop(timeout_seconds=1.0)
         for client in (self.client, self._lease_client):
             client.close()
         if self._health is not None:
             self._health.stop()
-
-    def _lead(self) -> None:
-        for make in self._makers:
-            try:
-                part = make(self.client, self.events)
-                # Also one that starts only half: what of it runs must end when we do not lead any more.
-                self._running.append(part)
-                part.start()
-            except DraError as error:
-                log.error("part_not_started", **error_fields(error))  # noqa: TRY400 - for people
-            except Exception:  # marked border: the others and the election go on
-                log.exception("part_not_started")
-
-    def _lost(self) -> None:
-        while self._running:
-            part = self._running.pop()
-            try:
-                part.stop()
-            except Exception:  # marked border: the others must be stopped
-                log.exception("part_not_stopped")
 
 
 def _listen(port: int, *, trouble: Callable[[], str], registry: Registry) -> HttpServer:

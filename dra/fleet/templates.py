@@ -6,7 +6,6 @@ holds, and the name follows from that. A pod that is refused after all, or a dry
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +17,10 @@ from dra.kube.client import KubeClient
 from dra.kube.clock import Clock, SystemClock
 from dra.kube.events import EventRecorder, ObjectReference
 from dra.kube.reflector import Reflector, ReflectorOptions
-from dra.kube.resources import PODS, RESOURCE_CLAIM_TEMPLATES
+from dra.kube.resources import PODS, RESOURCE_CLAIM_TEMPLATES, Resource
 from dra.telemetry.log import error_fields, get_logger
-from dra.telemetry.threads import start_thread
+from dra.telemetry.threads import Loop
+from dra.telemetry.told import Told
 
 log = get_logger()
 Json = Mapping[str, Any]
@@ -84,11 +84,13 @@ class TemplateKeeper:
     ) -> None:
         self._client, self._events, self._collect_seconds = client, events, collect_seconds
         self._clock = clock or SystemClock()
-        self._news = threading.Event()
-        self._ending = threading.Event()
+        self._loop = Loop(
+            "claim-templates", self._round, seconds=_LOOK_SECONDS, retry_seconds=_RETRY_SECONDS,
+            first_seconds=_LOOK_SECONDS,
+        )  # fmt: skip
         self._unused_since: dict[str, float] = {}
-        self._told: set[str] = set()
-        self._thread: threading.Thread | None = None
+        # By the UID of the pod.
+        self._told: Told[str] = Told()
         self._pods = self._follow(PODS, f"{LABEL}=true")
         self._templates = self._follow(RESOURCE_CLAIM_TEMPLATES, f"{MANAGED_LABEL}={MANAGED_BY}")
 
@@ -96,47 +98,32 @@ class TemplateKeeper:
         """Begin. Raises HostError: DRA-HOST-NO-THREADS."""
         self._pods.start()
         self._templates.start()
-        thread = threading.Thread(target=self._run, name="claim-templates", daemon=True)
-        start_thread(thread)
-        self._thread = thread
+        self._loop.start()
 
     def stop(self, *, timeout_seconds: float = 5.0) -> None:
         """End; what was made stays."""
-        self._ending.set()
-        self._news.set()
+        self._loop.stop(timeout_seconds=timeout_seconds)
         for part in (self._pods, self._templates):
             part.stop(timeout_seconds=timeout_seconds)
-        if self._thread is not None:
-            self._thread.join(timeout_seconds)
 
-    def _follow(self, resource: Any, selector: str) -> Reflector:
+    def _follow(self, resource: Resource, selector: str) -> Reflector:
         # A change that we made ourselves wakes us once more, to nothing.
         return Reflector(
             self._client,
             resource,
-            on_change=lambda _change: self._news.set(),
-            on_list=lambda _listed: self._news.set(),
+            on_change=lambda _change: self._loop.wake(),
+            on_list=lambda _listed: self._loop.wake(),
             options=ReflectorOptions(label_selector=selector),
             clock=self._clock,
         )
 
-    def _run(self) -> None:
-        wait = _LOOK_SECONDS
-        while not self._ending.is_set():
-            self._clock.wait(self._news, wait)
-            self._ending.wait(_GATHER_SECONDS)
-            self._news.clear()
-            if self._ending.is_set():
-                return
-            # What is not known yet would look as if it were not there.
-            if not (self._pods.synced.is_set() and self._templates.synced.is_set()):
-                wait = _RETRY_SECONDS
-                continue
-            try:
-                wait = self._reconcile()
-            except Exception:  # marked border: the next round tries again
-                log.exception("claim_templates_crashed")
-                wait = _RETRY_SECONDS
+    def _round(self) -> float:
+        if self._loop.pause(_GATHER_SECONDS):
+            return _LOOK_SECONDS
+        # What is not known yet would look as if it were not there.
+        if not (self._pods.synced.is_set() and self._templates.synced.is_set()):
+            return _RETRY_SECONDS
+        return self._reconcile()
 
     def _reconcile(self) -> float:
         """Make and collect; gives after how many seconds to look again."""
@@ -144,6 +131,7 @@ class TemplateKeeper:
         there = {_key(each): each for each in self._templates.objects()}
         for pod, error in wanted.wrong:
             self._tell(pod, "ClaimTemplateRefused", error)
+        self._told.only({_uid(pod) for pod, _ in wanted.wrong})
         complete = True
         for key, ask in wanted.asks.items():
             if key not in there:
@@ -199,13 +187,9 @@ class TemplateKeeper:
         return True
 
     def _tell(self, pod: Json, reason: str, error: ClaimError) -> None:
-        metadata = pod["metadata"]
-        uid = str(metadata.get("uid"))
-        if uid in self._told:
+        metadata, uid = pod["metadata"], _uid(pod)
+        if not self._told.is_news(uid, str(error)):
             return
-        if len(self._told) > 10_000:
-            self._told.clear()
-        self._told.add(uid)
         log.warning(
             "pod_asks_for_nothing",
             pod=f"{metadata.get('namespace')}/{metadata.get('name')}",

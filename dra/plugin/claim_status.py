@@ -9,7 +9,6 @@ Source: KEP-4817; resource.k8s.io/v1 AllocatedDeviceStatus. From Kubernetes 1.36
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from dra.inventory.names import MigName, parse_device_name
 from dra.prepare.partitions import DEVICE_KIND
 from dra.prepare.record import Record
 from dra.telemetry.log import error_fields, get_logger
-from dra.telemetry.threads import start_thread
+from dra.telemetry.threads import Loop
 
 if TYPE_CHECKING:
     from dra.kube.client import KubeClient
@@ -101,31 +100,19 @@ class ClaimStatusWriter:
     ) -> None:
         self._client, self._driver, self._boot_id = client, driver, boot_id
         self._records, self._conditions, self._inventory = records, conditions, inventory
-        self._poll_seconds, self._linger_seconds = poll_seconds, linger_seconds
+        self._linger_seconds = linger_seconds
         self._wall, self._clock = wall, clock
         self._claims: dict[str, _Claim] = {}
         self._pause = _Pause()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._loop = Loop("claim-status", self.step, seconds=poll_seconds, first_seconds=poll_seconds)
 
     def start(self) -> None:
         """Start the thread. Raises HostError."""
-        thread = threading.Thread(target=self._run, name="claim-status", daemon=True)
-        start_thread(thread)
-        self._thread = thread
+        self._loop.start()
 
     def stop(self, *, timeout_seconds: float = 1.0) -> None:
         """End the thread; what was not written is written by the next instance."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join(timeout_seconds)
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._poll_seconds):
-            try:
-                self.step()
-            except Exception:  # marked border: the thread lives on
-                log.exception("claim_status_bug")
+        self._loop.stop(timeout_seconds=timeout_seconds)
 
     def step(self) -> None:
         """Look once, and write what differs."""

@@ -6,13 +6,12 @@ stays away changes what is published.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from dra.errors import DraError
 from dra.prepare.sharing.keeper_client import KeeperClient
 from dra.telemetry.log import error_fields, get_logger
-from dra.telemetry.threads import start_thread
+from dra.telemetry.threads import Loop
 
 log = get_logger()
 
@@ -31,10 +30,8 @@ class KeeperPresence:
     def __init__(
         self, keeper: KeeperClient, on_change: Callable[[bool], None], *, look_seconds: float = LOOK_SECONDS
     ) -> None:
-        self._keeper, self._on_change, self._look_seconds = keeper, on_change, look_seconds
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._ending = threading.Event()
+        self._keeper, self._on_change = keeper, on_change
+        self._loop = Loop("mps-presence", self.look, seconds=look_seconds)
         self._misses = 0
         self._present = False
 
@@ -53,28 +50,11 @@ class KeeperPresence:
 
     def begin(self) -> None:
         """Look from now on; may be called again. A system without threads: the next call tries again."""
-        with self._lock:
-            if self._thread is not None or self._ending.is_set():
-                return
-            thread = threading.Thread(target=self._run, name="mps-presence", daemon=True)
-            try:
-                start_thread(thread)
-            except DraError as error:
-                log.warning("mps_presence_not_started", **error_fields(error))
-                return
-            self._thread = thread
+        self._loop.begin()
 
     def stop(self) -> None:
         """End; a question that waits is left behind."""
-        self._ending.set()
-
-    def _run(self) -> None:
-        while not self._ending.is_set():
-            try:
-                self.look()
-            except Exception:  # marked border: the thread lives on
-                log.exception("mps_presence_crashed")
-            self._ending.wait(self._look_seconds)
+        self._loop.stop(timeout_seconds=0.0)
 
     def look(self) -> None:
         """Ask once, and tell of a change."""

@@ -5,7 +5,6 @@ One thread, from the first claim with a daemon on. Another instance of the plugi
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
@@ -16,7 +15,7 @@ from dra.prepare.record import Record
 from dra.prepare.sharing.keeper_client import ABSENT, KeeperClient
 from dra.prepare.sharing.mps import KIND
 from dra.telemetry.log import error_fields, get_logger
-from dra.telemetry.threads import start_thread
+from dra.telemetry.threads import Loop
 
 log = get_logger()
 
@@ -48,9 +47,7 @@ class MpsWatch:
         self._poll_seconds, self._retry_seconds = poll_seconds, retry_seconds
         self._patience_seconds, self._sweep_seconds = patience_seconds, sweep_seconds
         self._monotonic = monotonic
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._stopping = threading.Event()
+        self._loop = Loop("mps-watch", self.hear, seconds=retry_seconds)
         # The number of the last news; None: where the instance before this one ended.
         self._last: int | None = None
         self._absent_since: float | None = None
@@ -59,36 +56,19 @@ class MpsWatch:
 
     def begin(self) -> None:
         """Hear from now on. A system without threads is no reason to fail: the next call tries again."""
-        with self._lock:
-            if self._thread is not None or self._stopping.is_set():
-                return
-            thread = threading.Thread(target=self._run, name="mps-watch", daemon=True)
-            try:
-                start_thread(thread)
-            except DraError as error:
-                log.warning("mps_watch_not_started", **error_fields(error))
-                return
-            self._thread = thread
+        self._loop.begin()
 
     def begin_if_needed(self) -> None:
         """Hear, if a claim has a daemon: of an instance before this one."""
         if self._users():
             self.begin()
 
-    def stop(self) -> None:
-        """End it; a question that waits is left behind."""
-        self._stopping.set()
+    def stop(self, *, timeout_seconds: float = 0.0) -> bool:
+        """End it; a question that waits longer is left behind. Whether the thread is gone."""
+        return self._loop.stop(timeout_seconds=timeout_seconds)
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self.hear()
-            except Exception:  # marked border: the thread lives on
-                log.exception("mps_watch_bug")
-                self._stopping.wait(self._retry_seconds)
-
-    def hear(self) -> None:
-        """Ask once, and tell what there is to tell."""
+    def hear(self) -> float:
+        """Ask once, and tell what there is to tell; give after how many seconds to ask again."""
         try:
             if self._monotonic() >= self._sweep_at:
                 self.sweep()
@@ -96,8 +76,7 @@ class MpsWatch:
             events, last = self._keeper.events(self._last, wait_seconds=self._poll_seconds)
         except DraError as error:
             self._no_answer(error)
-            self._stopping.wait(self._retry_seconds)
-            return
+            return self._retry_seconds
         if self._absent_since is not None:
             # A keeper that was gone may be another one, with another table.
             self._absent_since, self._told_absent, self._sweep_at = None, False, 0.0
@@ -106,6 +85,7 @@ class MpsWatch:
             for record in self._users().get(event.daemon, ()):
                 self._notify(Notice(record.ref, event.reason, event.message))
         self._last = last
+        return 0.0
 
     def sweep(self) -> None:
         """End daemons of nobody, and have those come back that a claim has and the keeper does not know.

@@ -50,6 +50,8 @@ class Certificate:
                 self._failed(_no_certificate(error.filename or self._cert_file, error.strerror or str(error)))
                 return False
             if signature == self._signature:
+                # What was wrong with the files is over: it is worth a word when it comes back.
+                self._error = ""
                 return False
             try:
                 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

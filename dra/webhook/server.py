@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from dra.api.fractions import FractionRules
 from dra.errors import HostError
 from dra.telemetry.log import get_logger
-from dra.telemetry.threads import start_thread
+from dra.telemetry.threads import Loop, start_thread
 from dra.webhook.certificate import LOOK_SECONDS, Certificate
 from dra.webhook.review import Decide, ReviewError, answer, mutate, validate
 
@@ -58,7 +58,10 @@ class WebhookServer:
         port: int = 0,
         look_seconds: float = LOOK_SECONDS,
     ) -> None:
-        self._certificate, self._look_seconds = certificate, look_seconds
+        self._certificate = certificate
+        self._watch = Loop(
+            "webhook-certificate", self._look, seconds=look_seconds, first_seconds=look_seconds
+        )
         rewriting = rules or FractionRules()
         self.decisions: Mapping[str, Decide] = {
             VALIDATE_PATH: validate,
@@ -67,8 +70,7 @@ class WebhookServer:
         }
         self._where = (host, port)
         self._server: _Server | None = None
-        self._threads: list[threading.Thread] = []
-        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
 
     @property
     def port(self) -> int:
@@ -90,19 +92,18 @@ class WebhookServer:
                 f"cannot listen on port {self._where[1]}: {error}",
                 remedy="Give another --port, or end what has it.",
             ) from error
-        for name, run in (("webhook", self._server.serve), ("webhook-certificate", self._watch)):
-            thread = threading.Thread(target=run, name=name, daemon=True)
-            start_thread(thread)
-            self._threads.append(thread)
+        thread = threading.Thread(target=self._server.serve, name="webhook", daemon=True)
+        start_thread(thread)
+        self._thread = thread
+        self._watch.start()
         log.info("webhook_started", port=self.port)
 
     def stop(self, *, timeout_seconds: float = 5.0) -> None:
         """Take no new connections, and end."""
-        self._ending.set()
-        if self._server is not None:
+        self._watch.stop(timeout_seconds=timeout_seconds)
+        if self._server is not None and self._thread is not None:
             self._server.end(timeout_seconds=timeout_seconds)
-        for thread in self._threads:
-            thread.join(timeout_seconds)
+            self._thread.join(timeout_seconds)
 
     def trouble(self) -> str:
         """Say what keeps it from being ready; empty if nothing does."""
@@ -112,9 +113,8 @@ class WebhookServer:
         """What new connections are made with."""
         return self._certificate.context
 
-    def _watch(self) -> None:
-        while not self._ending.wait(self._look_seconds):
-            self._certificate.look()
+    def _look(self) -> None:
+        self._certificate.look()
 
 
 class _Server(HTTPServer):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 
 import pytest
+from structlog.testing import capture_logs
 
 from dra.api.fraction_pods import rewrite_pod
 from dra.api.fractions import ANNOTATION, LABEL, Ask
+from dra.errors import HostError
 from dra.fleet.election import ElectionTimes, Elector
+from dra.fleet.parts import Parts
 from dra.fleet.process import Fleet, FleetSettings
 from dra.fleet.templates import TemplateKeeper, wanted_by
 from dra.kube.client import KubeClient
@@ -293,26 +296,73 @@ def test_the_process_makes_templates_while_it_leads_and_answers_its_probes(api, 
     ].get("holderIdentity")
 
 
-def test_a_part_that_cannot_be_made_keeps_no_other_from_working(api, tmp_path):
-    started = []
+class Part:
+    def __init__(self, running):
+        self.running = running
 
-    class Part:
+    def start(self):
+        self.running.append(self)
+
+    def stop(self):
+        self.running.remove(self)
+
+
+def test_a_part_that_does_not_start_is_tried_again_and_keeps_no_other_from_working(api, tmp_path):
+    running, tries = [], []
+
+    class Half(Part):
+        """Starts, and then fails; what of it runs must not stay."""
+
         def start(self):
-            started.append(self)
+            super().start()
+            raise HostError("DRA-HOST-NO-THREADS", "no thread could be started")
 
-        def stop(self):
-            started.remove(self)
-
-    def broken(_client, _events):
-        raise ValueError("a mistake of ours")
+    def sick(_client, _events):
+        tries.append(None)
+        if len(tries) == 1:
+            raise ValueError("a mistake of ours")
+        return (Half if len(tries) == 2 else Part)(running)
 
     fleet = Fleet(
-        FleetSettings(identity="a", namespace="team", kubeconfig=str(tmp_path / "kubeconfig"), times=QUICK),
-        parts=(broken, lambda _client, _events: Part()),
+        FleetSettings(
+            identity="a",
+            namespace="team",
+            kubeconfig=str(tmp_path / "kubeconfig"),
+            times=QUICK,
+            retry_seconds=0.05,
+        ),
+        parts=(sick, lambda _client, _events: Part(running)),
     )
-    fleet.start()
+    with capture_logs() as logs:
+        fleet.start()
+        try:
+            until(lambda: len(running) == 2)
+            assert len(tries) == 3
+            assert [type(each) for each in running] == [Part, Part]
+        finally:
+            fleet.stop()
+    assert running == []
+    said = [each["event"] for each in logs if each["event"].startswith("part_")]
+    assert said == ["part_not_started", "part_not_started", "part_started_at_last"]
+
+
+def test_parts_end_when_the_lead_is_lost_and_are_made_anew_when_it_comes_back():
+    running, made = [], []
+
+    def make():
+        made.append(Part(running))
+        return made[-1]
+
+    parts = Parts([make, make])
+    parts.start()
     try:
-        until(lambda: started)
+        parts.lead()
+        until(lambda: len(running) == 2)
+        parts.lost()
+        assert running == []
+        parts.lead()
+        until(lambda: len(running) == 2)
+        assert set(map(id, running)) == set(map(id, made[2:]))
     finally:
-        fleet.stop()
-    assert started == []
+        parts.stop()
+    assert running == []

@@ -147,8 +147,8 @@ def test_it_begins_with_the_first_claim_that_has_a_daemon_and_ends_when_told(sha
     watch.begin_if_needed()
     watch.begin()
     wait_until(lambda: len(news.asked) > 2)
-    watch.stop()
-    watch._thread.join(60)
-    assert not watch._thread.is_alive()
+    assert watch.stop(timeout_seconds=60)
+    asked = len(news.asked)
     watch.begin()
-    assert not watch._thread.is_alive()
+    assert watch.stop(timeout_seconds=60)
+    assert len(news.asked) == asked
