@@ -65,7 +65,7 @@ class CdiRenderer:
         self._edits: _Kept | None = None
         # By driver version; claims that are prepared at once share one look at the driver's files.
         self._looks: dict[str, SharedLook[_Kept]] = {}
-        self._warned: set[str] = set()
+        self._hook_missing = False
 
     @property
     def files(self) -> SpecFiles:
@@ -220,9 +220,10 @@ class CdiRenderer:
             return ""
         found = find_hook(self._paths, self._options.hook_path)
         wanted = self._options.hook_path
-        if wanted and not found and wanted not in self._warned:
-            self._warned.add(wanted)
+        missing = bool(wanted) and not found
+        if missing and not self._hook_missing:
             _log.warning("cdi_hook_not_found", path=wanted, exposure=self._options.exposure)
+        self._hook_missing = missing
         return found
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dra.api.claim import AllocatedDevice, ClaimRef
@@ -24,6 +24,7 @@ from dra.prepare.partitions import DEVICE_KIND
 from dra.prepare.record import Record
 from dra.telemetry.log import error_fields, get_logger
 from dra.telemetry.threads import Loop
+from dra.telemetry.told import Told
 
 if TYPE_CHECKING:
     from dra.kube.client import KubeClient
@@ -69,7 +70,6 @@ class _Pause:
 
     until: float = 0.0
     failures: int = 0
-    said: set[str] = field(default_factory=set)
 
 
 class ClaimStatusWriter:
@@ -104,6 +104,8 @@ class ClaimStatusWriter:
         self._wall, self._clock = wall, clock
         self._claims: dict[str, _Claim] = {}
         self._pause = _Pause()
+        # By the code of the error.
+        self._told: Told[str] = Told()
         self._loop = Loop("claim-status", self.step, seconds=poll_seconds, first_seconds=poll_seconds)
 
     def start(self) -> None:
@@ -199,6 +201,8 @@ class ClaimStatusWriter:
             claim.entries = None
             self._say("DRA-CLAIM-STATUS-DROPPED", "claim_status_not_kept", claim=str(ref))
             return
+        if not any(each.failed for each in self._claims.values()):
+            self._told.only(())
         log.debug("claim_status_written", claim=str(ref), claim_uid=ref.uid, devices=len(entries))
 
     def _failed(self, claim: _Claim, error: KubeError, wanted: tuple[Any, ...]) -> bool:
@@ -219,9 +223,8 @@ class ClaimStatusWriter:
         return False
 
     def _say(self, code: str, event: str, **fields: Any) -> None:
-        """Warn once."""
-        if code not in self._pause.said:
-            self._pause.said.add(code)
+        """Warn once, until everything can be written again."""
+        if self._told.is_news(code):
             log.warning(event, **fields)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from dra.telemetry.log import error_fields, get_logger
+from dra.telemetry.told import Told
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -218,7 +219,8 @@ class Registry:
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._collectors: list[Collector] = []
-        self._failed: set[str] = set()
+        # By the number of the collector.
+        self._failed: Told[int] = Told()
 
     def add(self, *collectors: Collector) -> None:
         """Expose recorders, or functions that give samples when asked. Each gives families of its own."""
@@ -226,24 +228,27 @@ class Registry:
             self._collectors += collectors
 
     def collect(self) -> list[Samples]:
-        """Give everything, by name. What fails costs its own series; that is logged once a kind of error."""
+        """Give everything, by name. What fails costs its own series; that is logged once, until it works again."""
         with self._mutex:
             collectors = tuple(self._collectors)
         found: dict[str, Samples] = {}
-        for collector in collectors:
+        for number, collector in enumerate(collectors):
             try:
                 for samples in collector():
                     before = found.get(samples.family.name)
                     series = samples.series if before is None else before.series + samples.series
                     found[samples.family.name] = Samples(samples.family, series)
             except Exception as error:  # a marked border: one number less is no reason for none
-                self._report(error)
+                self._report(number, error)
+            else:
+                with self._mutex:
+                    self._failed.over(number)
         return [found[name] for name in sorted(found)]
 
-    def _report(self, error: Exception) -> None:
-        kind = type(error).__name__
-        if kind not in self._failed and len(self._failed) < MAX_SERIES:
-            self._failed.add(kind)
+    def _report(self, number: int, error: Exception) -> None:
+        with self._mutex:
+            news = self._failed.is_news(number, type(error).__name__)
+        if news:
             with contextlib.suppress(Exception):
                 log.error("metrics_not_collected", exc_info=error, **error_fields(error))
 

@@ -264,6 +264,18 @@ def test_a_hook_path_that_cannot_be_seen_falls_back_and_says_so_once(paths):
     assert [log["path"] for log in logs if log["event"] == "cdi_hook_not_found"] == ["/opt/absent"]
 
 
+def test_a_hook_that_goes_again_is_said_again(paths, tmp_path):
+    renderer = CdiRenderer(paths, CdiOptions(hook_path=f"/{HOOK}"))
+    with structlog.testing.capture_logs() as logs:
+        render(renderer)
+        for _ in range(2):
+            program = put(tmp_path / HOOK, "#!/bin/sh\n", mode=0o755)
+            assert render(renderer)["containerEdits"]["hooks"]
+            program.unlink()
+            assert "hooks" not in render(renderer)["containerEdits"]
+    assert [log["path"] for log in logs if log["event"] == "cdi_hook_not_found"] == [f"/{HOOK}"] * 3
+
+
 def test_hooks_that_were_asked_for_must_be_there(paths):
     with pytest.raises(StackError, match="DRA-CDI-HOOK-MISSING"):
         render(CdiRenderer(paths, CdiOptions(exposure="hooks")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+from structlog.testing import capture_logs
 
 from dra.api.claim import AllocatedDevice, ClaimRef
 from dra.health.feed import DeviceCondition
@@ -211,18 +212,26 @@ def test_a_claim_that_is_gone_or_was_replaced_is_left_alone(bench):
 
 
 def test_without_the_right_to_write_there_is_one_warning_and_peace(bench):
-    logged = []
-    bench.writer._say = lambda code, event, **_fields: logged.append((code, event))
     fault = bench.api.faults.set("error", code=403, method="PATCH", path="/status")
     for name in "abc":
         bench.claim(name, "gpu-0")
-    bench.step(30)
-    assert fault.hits == 1
-    assert [event for _, event in logged] == ["claim_status_forbidden"]
+    with capture_logs() as logs:
+        bench.step(30)
+        assert fault.hits == 1
+        bench.now += 100
+        bench.step()
+        assert fault.hits == 2
+    assert [each["event"] for each in logs if each["log_level"] == "warning"] == ["claim_status_forbidden"]
     bench.api.faults.clear()
-    bench.now += 100
+    bench.now += 200
     bench.step()
     assert all(bench.devices(name) for name in "abc")
+    # The right is taken away once more: that is news.
+    bench.api.faults.set("error", code=403, method="PATCH", path="/status")
+    bench.conditions = [DeviceCondition(NODE, "gpu-0", "Unhealthy", "XID 48")]
+    with capture_logs() as logs:
+        bench.step()
+    assert [each["event"] for each in logs if each["log_level"] == "warning"] == ["claim_status_forbidden"]
 
 
 def test_an_api_that_does_not_answer_is_tried_again_ever_later(bench):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from dra.api.fractions import FractionRules
 from dra.sim.apiserver import SimApiServer
@@ -288,6 +289,21 @@ def test_without_a_certificate_it_is_not_ready_and_becomes_so_when_there_is_one(
     shutil.copy(TLS / "server.crt", tmp_path / "tls.crt")
     wait_for(lambda: server.trouble() == "")
     assert call(server, "GET", "/readyz") == (200, "ok\n")
+
+
+def test_files_that_go_and_come_back_are_said_each_time_they_go(files):
+    certificate = Certificate(files / "tls.crt", files / "tls.key")
+    with capture_logs() as logs:
+        for _ in range(2):
+            certificate.look()
+            (files / "tls.crt").rename(files / "away")
+            for _ in range(2):
+                certificate.look()
+            (files / "away").rename(files / "tls.crt")
+    assert certificate.trouble() == ""
+    assert [each["event"] for each in logs if each["log_level"] == "warning"] == [
+        "certificate_not_loaded"
+    ] * 2
 
 
 def test_an_expired_certificate_is_not_ready(files):
