@@ -27,8 +27,9 @@ class Effect(Protocol):
     Class attributes:
         kind: name in the journal.
         ends_with_boot: a reboot undoes it (hardware state); it is struck without `undo` in another boot.
-        needs_durable_journal: were the journal lost in a power failure, nothing else would find it. Such an
-            effect makes the record fsynced before it is applied.
+
+    The entry outlives the process, not a power failure. What does not end with the boot must be found without it: a CDI
+    spec and metadata by their names, an MPS daemon's folder by the keeper.
 
     `shared_resource` names what several claims have in common (`time-slice gpu-0`): only the last claim whose
     journal has an effect of the same kind on it undoes it. None for what belongs to one claim.
@@ -39,7 +40,6 @@ class Effect(Protocol):
 
     kind: ClassVar[str]
     ends_with_boot: ClassVar[bool]
-    needs_durable_journal: ClassVar[bool]
 
     @property
     def shared_resource(self) -> str | None:
@@ -132,8 +132,6 @@ class WriteCdi:
     kind: ClassVar[str] = "cdi-file"
     # A CDI directory may outlive a reboot, and its files then have stale device numbers.
     ends_with_boot: ClassVar[bool] = False
-    # A spec without record is found by its name.
-    needs_durable_journal: ClassVar[bool] = False
     shared_resource: str | None = None
 
     def __init__(

@@ -32,7 +32,7 @@ class Journal:
     def carry_out(self, wanted: Record, effects: Sequence[Effect], *, previous: Record | None) -> Record:
         """Make the node match; give the complete record.
 
-        `wanted` says who and what; its journal and state are set here. With a complete `previous` whose effects
+        `wanted` says who and what; its journal and state are set here. The last effect is the CDI spec. With a complete `previous` whose effects
         are all as they should be, nothing is written. A first prepare that fails leaves nothing behind; a repair
         that fails leaves the record, since containers may run.
 
@@ -70,41 +70,38 @@ class Journal:
                 self._store.put(record, fsync=False)
 
     def _first(self, work: _Work, effects: Sequence[Effect]) -> Record:
-        if only_spec(work.record):
-            return self._first_spec(work, effects)
-        work.record = replace(work.record, state="preparing")
-        # The journal must be found after a crash of the process, which the page cache survives. Only an effect
-        # that also survives a power failure, and that nothing else would find, needs it on the disk.
-        durable = any(effect.needs_durable_journal for effect in effects)
-        self._store.put(work.record, fsync=durable, fsync_name=durable)
-        self._step(steps.RECORD_WRITTEN)
-        self._apply(work, effects)
-        record = _completed(work.record, effects)
-        self._store.put(record, fsync=True)
-        self._step(steps.RECORD_COMPLETED)
-        return record
+        """Carry out all effects, the spec last, with two writes of the record, or one where there is only the spec.
 
-    def _first_spec(self, work: _Work, effects: Sequence[Effect]) -> Record:
-        """Carry out what only writes a spec, with one write of the record.
+        What is begun is written down before it is touched: a crash of the process leaves it in the page cache. A power
+        failure ends what effects make, with the records of its boot; so nothing is fsynced here.
 
-        The complete record goes first. It holds the devices and names the spec; that the spec is there is never
-        taken from it: each prepare compares the file with what it should be. So a crash between the two leaves
+        The complete record goes before the spec. It holds the devices and names the spec; that the spec is there is
+        never taken from it: each prepare compares the file with what it should be. So a crash between the two leaves
         what a lost CDI file leaves, and the next prepare writes the file, the next unprepare takes the record away.
         """
+        *before, spec = effects
+        alone = only_spec(work.record)
+        if not alone:
+            work.record = replace(work.record, state="preparing")
+            self._store.put(work.record, fsync=False)
+            self._step(steps.RECORD_WRITTEN)
+        for index, effect in enumerate(before):
+            self._apply(work, index, effect)
+            # What came of the last one is in the complete record.
+            self._note(work, index, outcome_of(effect), write=index + 1 < len(before))
         complete = _completed(work.record, effects)
         self._store.put(complete, fsync=True)
-        self._step(steps.RECORD_WRITTEN)
-        self._apply(work, effects)
+        if alone:
+            self._step(steps.RECORD_WRITTEN)
+        self._apply(work, len(before), spec)
         self._step(steps.RECORD_COMPLETED)
         return complete
 
-    def _apply(self, work: _Work, effects: Sequence[Effect]) -> None:
-        for index, effect in enumerate(effects):
-            self._step(f"{steps.EFFECT_APPLYING}:{index}")
-            if work.record.journal[index].state != "applied" or not effect.verify():
-                self._apply_one(work, index, effect)
-            self._step(f"{steps.EFFECT_APPLIED}:{index}")
-            self._note(work, index, outcome_of(effect))
+    def _apply(self, work: _Work, index: int, effect: Effect) -> None:
+        self._step(f"{steps.EFFECT_APPLYING}:{index}")
+        if work.record.journal[index].state != "applied" or not effect.verify():
+            self._apply_one(work, index, effect)
+        self._step(f"{steps.EFFECT_APPLIED}:{index}")
 
     def _apply_one(self, work: _Work, index: int, effect: Effect) -> None:
         """Apply an effect. What came of an earlier application is struck from the record first.
@@ -122,19 +119,20 @@ class Journal:
             work.record = work.record.with_entry(entry)
             raise
 
-    def _note(self, work: _Work, index: int, outcome: Mapping[str, Any]) -> None:
+    def _note(self, work: _Work, index: int, outcome: Mapping[str, Any], *, write: bool = True) -> None:
         entry = work.record.journal[index]
         if entry.outcome == outcome:
             return
         work.record = work.record.with_entry(
             replace(entry, outcome=outcome, state=entry.state if outcome else "pending")
         )
-        self._store.put(work.record, fsync=False)
+        if write:
+            self._store.put(work.record, fsync=False)
 
     def _repair(self, record: Record, effects: Sequence[Effect], previous: Record) -> Record:
         if any(entry.state != "applied" for entry in record.journal if entry.kind != WriteCdi.kind):
             # An effect that the claim did not have before: it is written down first, like any other.
-            self._store.put(replace(record, state="prepared"), fsync=True, fsync_name=True)
+            self._store.put(replace(record, state="prepared"), fsync=False)
         work = _Work(replace(record, state="prepared"))
         for index, effect in enumerate(effects):
             if not effect.verify():

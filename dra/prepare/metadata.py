@@ -78,7 +78,6 @@ class WriteMetadata:
 
     kind: ClassVar[str] = EFFECT
     ends_with_boot: ClassVar[bool] = False
-    needs_durable_journal: ClassVar[bool] = False
     shared_resource: str | None = None
 
     def __init__(

@@ -35,7 +35,6 @@ class MigMode:
 
     kind: ClassVar[str] = MODE_KIND
     ends_with_boot: ClassVar[bool] = True
-    needs_durable_journal: ClassVar[bool] = True
 
     def __init__(self, control: MigControl, gpu_uuid: str, *, marks: MarkDirectory | None = None) -> None:
         self._control = control
@@ -83,8 +82,6 @@ class CreateMig:
 
     kind: ClassVar[str] = DEVICE_KIND
     ends_with_boot: ClassVar[bool] = True
-    # Before the instances are made it must be certain that the next process knows whose they are.
-    needs_durable_journal: ClassVar[bool] = True
 
     def __init__(
         self,

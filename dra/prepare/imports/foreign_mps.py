@@ -42,7 +42,6 @@ class ForeignMps:
     kind: ClassVar[str] = "nvidia-mps"
     # A Deployment outlives a reboot.
     ends_with_boot: ClassVar[bool] = False
-    needs_durable_journal: ClassVar[bool] = True
     shared_resource: str | None = None
 
     def __init__(self, daemon_id: str, *, state_dir: Path, delete: DeleteDeployment | None = None) -> None:

@@ -46,8 +46,6 @@ class ComputeMode:
 
     kind: ClassVar[str] = KIND
     ends_with_boot: ClassVar[bool] = True
-    # Lost in a power failure it is gone with the hardware's state.
-    needs_durable_journal: ClassVar[bool] = False
     # Written down before the mode is set: whatever happens then, it can be given back.
     knows_outcome: ClassVar[bool] = True
 

@@ -95,8 +95,6 @@ class MpsDaemon:
     kind: ClassVar[str] = KIND
     # A reboot ends the daemon and leaves its folder.
     ends_with_boot: ClassVar[bool] = False
-    # The keeper's own table finds what no journal tells of.
-    needs_durable_journal: ClassVar[bool] = False
 
     def __init__(
         self, keeper: MpsKeeper, daemon_id: str, *, spec: Callable[[], DaemonSpec] | None = None

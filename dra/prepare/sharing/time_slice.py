@@ -46,7 +46,6 @@ class TimeSlice:
 
     kind: ClassVar[str] = KIND
     ends_with_boot: ClassVar[bool] = True
-    needs_durable_journal: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -25,8 +25,6 @@ class Hardware:
 class Setting:
     """A setting of a GPU: of one claim, or shared by those that use the GPU."""
 
-    needs_durable_journal = False
-
     def __init__(
         self, hardware: Hardware, kind: str, gpu: str, *, shared: bool, ends_with_boot: bool
     ) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 
 from mig_node import MigNode
+from test_prepare_costs import Disk
 
 
 @contextlib.contextmanager
@@ -47,6 +48,26 @@ def test_a_partition_costs_the_same_calls_on_two_gpus_and_on_eight(tmp_path):
     # Each of them is a round trip into the driver; the real ones take milliseconds.
     assert sum(costs[0][0].values()) <= 25
     assert sum(costs[0][1].values()) <= 20
+
+
+def test_a_partition_costs_one_sync_and_five_files(tmp_path, monkeypatch):
+    """A power failure ends what is made, so that only a process that dies must find it: in the page cache."""
+    with opened(tmp_path, "dgx-h100") as node:
+        device = node.name(0, "1g.10gb", 0)
+        calls_of(node, device, 1)  # makes directories
+        ref = node.claim(2, device)
+        disk = Disk(monkeypatch)
+        node.prepared(ref)
+        # The record before and after, two marks, the spec; the simulated driver replaces its own files another way.
+        prepared = disk.taken()
+        assert {kind: prepared[kind] for kind in ("new", "rename", "fsync")} == {
+            "new": 5,
+            "rename": 5,
+            "fsync": 1,
+        }
+        assert "directory" not in prepared
+        node.unprepare(ref)
+        assert "fsync" not in disk.taken()
 
 
 def test_a_prepare_writes_each_byte_of_its_two_files_once(tmp_path, monkeypatch):
