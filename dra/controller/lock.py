@@ -53,6 +53,22 @@ class PublisherLock:
         self._sign(file)
         return True
 
+    def confirm(self) -> bool:
+        """Whether it still keeps others out; if not it is let go.
+
+        A file that somebody removed or replaced is locked for us alone: the next instance locks the new one.
+        """
+        if self._file is None:
+            return False
+        try:
+            there, ours = self.path.stat(), os.fstat(self._file)
+            if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino):
+                return True
+        except OSError:
+            pass
+        self.release()
+        return False
+
     def release(self) -> None:
         """Let the other instance take over."""
         file, self._file = self._file, None

@@ -272,6 +272,19 @@ class Publisher:
             self._clock.wait(self._stop, LOCK_SECONDS)
         return not self._stop.is_set()
 
+    def _confirm_lead(self) -> bool:
+        """Make sure that still nobody else publishes, or wait until that is so; whether to go on."""
+        lock = self._lock_file
+        if lock is None or not lock.held or lock.confirm():
+            return True
+        self._log.warning("publisher_lock_replaced", path=str(lock.path))
+        self._update(state="waiting", ready=False, ready_since=None)
+        if not self._wait_for_lock():
+            return False
+        self._tell_of_the_lead()
+        self._update(state="publishing")
+        return True
+
     def _step(self) -> None:
         """Wait for something to do, and do it."""
         now = self._clock.now()
@@ -322,6 +335,8 @@ class Publisher:
     def _pass(self) -> None:
         """One attempt to bring the pool in order."""
         self._due = None
+        if not self._confirm_lead():
+            return
         try:
             self._ask_server_version()
             with self._mutex:

@@ -44,3 +44,23 @@ def test_a_process_that_ends_lets_the_next_one_publish_although_its_thread_hangs
     assert other.try_acquire()
     other.release()
     publisher.let_go()
+
+
+@pytest.mark.fault("F44")
+def test_a_lock_file_that_was_removed_keeps_nobody_out_and_so_its_holder_waits_for_the_new_one(
+    publishing: Callable[..., Publisher], api: TinyApi, tmp_path: Path
+) -> None:
+    path = tmp_path / "publisher.lock"
+    publisher = publishing(pool("gpu-0"), lock_path=path)
+    api.until(lambda: publisher.ready, seconds=30)
+    path.unlink()
+    other = PublisherLock(path)
+    assert other.try_acquire()
+    publisher.set_desired(pool("gpu-0", "gpu-1"))
+    api.until(lambda: publisher.status().state == "waiting", seconds=30)
+    devices = [[each["name"] for each in obj["spec"]["devices"]] for obj in api.all("resourceslices")]
+    assert devices == [["gpu-0"]]
+    other.release()
+    api.until(lambda: publisher.ready and publisher.status().state == "publishing", seconds=30)
+    devices = [[each["name"] for each in obj["spec"]["devices"]] for obj in api.all("resourceslices")]
+    assert devices == [["gpu-0", "gpu-1"]]
