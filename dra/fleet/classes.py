@@ -33,7 +33,7 @@ def wanted_classes(
     driver: str,
     extended: bool,
 ) -> list[Json]:
-    """Give the classes that are to be made or changed. Pure.
+    """Give the classes that are to be made or changed; one that is there with its `resourceVersion`. Pure.
 
     Args:
         slices: specs of all ResourceSlices (v1).
@@ -53,7 +53,13 @@ def wanted_classes(
         there = known.get(each["metadata"]["name"])
         if there is None or (there.get("spec") or {}) != each["spec"]:
             labels = {**each["metadata"].get("labels", {}), LABEL: MANAGED_BY}
-            found.append({**each, "metadata": {**each["metadata"], "labels": labels}})
+            metadata = {**each["metadata"], "labels": labels}
+            spec = each["spec"]
+            if there is not None:
+                # Only over what was looked at, and all of it: a field that is not wanted any more goes.
+                metadata["resourceVersion"] = there["metadata"].get("resourceVersion")
+                spec = {**dict.fromkeys(there.get("spec") or {}), **spec}
+            found.append({**each, "metadata": metadata, "spec": spec})
     return found
 
 
@@ -114,10 +120,15 @@ class ClassKeeper:
         extended = self._client.served_version(DEVICE_CLASSES) == "v1"
         for body in wanted_classes(slices, existing, driver=self._driver, extended=extended):
             name = body["metadata"]["name"]
+            there = "resourceVersion" in body["metadata"]
             try:
-                self._client.apply(DEVICE_CLASSES, name, body)
+                if there:
+                    self._client.patch(DEVICE_CLASSES, name, body)
+                else:
+                    self._client.create(DEVICE_CLASSES, body)
             except KubeError as error:
-                # One class that the server refuses keeps no other from being made.
+                # One class that the server refuses, or that somebody made or changed meanwhile, keeps no other from
+                # being made.
                 log.warning("device_class_not_made", device_class=name, **error_fields(error))
             else:
                 log.info("device_class_made", device_class=name)

@@ -1,7 +1,8 @@
 """Leader election by a Lease: of several replicas one works.
 
 The clocks of the replicas are never compared: a lease is old when its record has not changed for its duration on our own
-clock. Who cannot renew in time stops working before another may begin.
+clock, which goes on while the machine sleeps. Who cannot renew in time stops working before another may begin, and who
+could not even notice (its process was stopped) finds its `Lead` at an end before it sends the next thing.
 Source: coordination.k8s.io/v1; the behaviour of client-go's leader election.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 
 from dra.errors import KubeError
 from dra.kube.client import KubeClient
-from dra.kube.clock import Clock, SystemClock
+from dra.kube.clock import Clock, SleeplessClock
 from dra.kube.resources import LEASES
 from dra.telemetry.log import error_fields, get_logger
 from dra.telemetry.threads import start_thread
@@ -33,12 +34,53 @@ class ElectionTimes:
     retry: float = 2.0
 
 
+class Lead:
+    """One time as leader: it holds until so many seconds after the last renewal, or until it is ended. Thread-safe.
+
+    Whatever is done in its name asks `check` right before it is done: between two rounds of the election a process can
+    be stopped for longer than its lease is good. What was sent just before that is for the API server to refuse: each
+    write also names the version of the object that it was decided by.
+    """
+
+    def __init__(self, lease: str, *, seconds: float, clock: Clock) -> None:
+        self._lease, self._seconds, self._clock = lease, seconds, clock
+        self._until = float("-inf")
+        self._over = False
+
+    def renew(self, at: float) -> None:
+        """Take that the lease was ours at this moment of the clock, or later."""
+        self._until = at + self._seconds
+
+    def end(self) -> None:
+        """End it for good."""
+        self._over = True
+
+    @property
+    def holds(self) -> bool:
+        """Whether we lead now."""
+        return not self._over and self._clock.now() < self._until
+
+    def check(self) -> None:
+        """Raise KubeError (DRA-FLEET-NOT-LEADING) if it does not hold."""
+        if not self.holds:
+            raise _not_leading(self._lease)
+
+
+def _not_leading(lease: str) -> KubeError:
+    return KubeError(
+        "DRA-FLEET-NOT-LEADING",
+        f"not sent: this replica does not hold the lease {lease}, or not for sure",
+        remedy="Nothing is to do: the replica that holds the lease does this work. If none does, look at the lease and "
+        "at what the replicas log of it.",
+    )
+
+
 class Elector:
     """Takes part in an election, in a thread of its own.
 
     Args:
         identity: who we are; differs between replicas.
-        on_lead: called when we lead; must return soon.
+        on_lead: called with the new lead when we lead; must return soon.
         on_lost: called when we do not any more, and when we stop while leading; when it returns nothing of ours works.
     """
 
@@ -49,21 +91,32 @@ class Elector:
         namespace: str,
         name: str,
         identity: str,
-        on_lead: Callable[[], None],
+        on_lead: Callable[[Lead], None],
         on_lost: Callable[[], None],
         times: ElectionTimes | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._client, self._namespace, self._name, self._identity = client, namespace, name, identity
         self._on_lead, self._on_lost = on_lead, on_lost
-        self._times, self._clock = times or ElectionTimes(), clock or SystemClock()
+        self._times, self._clock = times or ElectionTimes(), clock or SleeplessClock()
         self._seen: tuple[str, Json] = ("", {})
         self._seen_at = 0.0
-        self._renewed_at = 0.0
+        self._lead: Lead | None = None
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._failing = ""
-        self.leading = False
+
+    @property
+    def leading(self) -> bool:
+        """Whether the lease was ours when we looked last; what may be done now the `Lead` says."""
+        return self._lead is not None
+
+    def check(self) -> None:
+        """Raise KubeError (DRA-FLEET-NOT-LEADING) if we do not lead now."""
+        lead = self._lead
+        if lead is None:
+            raise _not_leading(self._name)
+        lead.check()
 
     @property
     def trouble(self) -> str:
@@ -100,21 +153,32 @@ class Elector:
             if error.code != self._failing:
                 log.warning("lease_failed", lease=self._name, **error_fields(error))
             self._failing = error.code
-            if self.leading and self._clock.now() - self._renewed_at >= self._times.renew:
+            if self._lead is not None and not self._lead.holds:
                 self._lose(str(error))
             return
-        if ours:
-            self._renewed_at = began
-            if not self.leading:
-                log.info("leading", lease=self._name, identity=self._identity)
-                self.leading = True
-                self._on_lead()
-        elif self.leading:
-            self._lose("another replica has the lease")
+        if self._lead is not None and not self._lead.holds:
+            # Also where the lease is ours again: others may have led meanwhile.
+            self._lose("the lease was not renewed in time")
+        if not ours:
+            if self._lead is not None:
+                self._lose("another replica has the lease")
+            return
+        # The clock of the lease began before the answer came, which may be long ago.
+        if self._clock.now() - began >= self._times.renew:
+            return
+        if self._lead is not None:
+            self._lead.renew(began)
+            return
+        log.info("leading", lease=self._name, identity=self._identity)
+        self._lead = Lead(self._name, seconds=self._times.renew, clock=self._clock)
+        self._lead.renew(began)
+        self._on_lead(self._lead)
 
     def _lose(self, reason: str) -> None:
         log.warning("not_leading", lease=self._name, reason=reason)
-        self.leading = False
+        if self._lead is not None:
+            self._lead.end()
+        self._lead = None
         self._on_lost()
 
     def _try(self) -> bool:

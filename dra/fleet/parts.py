@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from dra.errors import DraError
+from dra.fleet.election import Lead
 from dra.telemetry.log import error_fields, get_logger
 from dra.telemetry.threads import Loop
 from dra.telemetry.told import Told
@@ -26,23 +28,25 @@ class Part(Protocol):
         """Begin; returns at once."""
 
     def stop(self) -> None:
-        """End; when it returns nothing of it works any more."""
+        """End. What of it still hangs in a request sends nothing more: its client asks the lead."""
 
 
 class Parts:
     """Starts the parts when the lead comes, and stops them when it goes.
 
     Args:
-        makers: make the parts, so that nothing of an earlier time as leader is left in them.
+        makers: make the parts for a lead, so that nothing of an earlier time as leader is left in them.
     """
 
-    def __init__(self, makers: Sequence[Callable[[], Part]], *, retry_seconds: float = RETRY_SECONDS) -> None:
+    def __init__(
+        self, makers: Sequence[Callable[[Lead], Part]], *, retry_seconds: float = RETRY_SECONDS
+    ) -> None:
         self._makers = tuple(makers)
         # Its thread is there before the lead is: when the system has none to give, who tries again must be there.
         self._loop = Loop("fleet-parts", self._tend, seconds=_LOOK_SECONDS)
         self._retry_seconds = retry_seconds
         self._lock = threading.Lock()
-        self._leading = False
+        self._lead: Lead | None = None
         self._running: dict[int, Part] = {}
         self._failures: Told[int] = Told()
 
@@ -55,16 +59,16 @@ class Parts:
         self._loop.stop()
         self.lost()
 
-    def lead(self) -> None:
+    def lead(self, lead: Lead) -> None:
         """Have the parts started; returns at once."""
         with self._lock:
-            self._leading = True
+            self._lead = lead
         self._loop.wake()
 
     def lost(self) -> None:
-        """Stop the parts; when this returns nothing of them works any more."""
+        """Stop the parts."""
         with self._lock:
-            self._leading = False
+            self._lead = None
             while self._running:
                 _, part = self._running.popitem()
                 _stop(part)
@@ -75,8 +79,8 @@ class Parts:
         for number, make in enumerate(self._makers):
             # The lead can be lost between two parts, and is not to wait for all of them.
             with self._lock:
-                if self._leading and number not in self._running:
-                    complete = self._begin(number, make) and complete
+                if self._lead is not None and number not in self._running:
+                    complete = self._begin(number, partial(make, self._lead)) and complete
         return _LOOK_SECONDS if complete else self._retry_seconds
 
     def _begin(self, number: int, make: Callable[[], Part]) -> bool:

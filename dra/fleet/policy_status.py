@@ -16,7 +16,7 @@ from dra.errors import ConfigError, KubeError
 from dra.kube.client import KubeClient
 from dra.kube.clock import Clock, SystemClock
 from dra.kube.resources import GPU_NODE_POLICIES, GPU_NODES, NODES, RESOURCE_SLICES, Resource
-from dra.telemetry.log import get_logger
+from dra.telemetry.log import error_fields, get_logger
 from dra.telemetry.threads import Loop
 
 log = get_logger()
@@ -203,9 +203,19 @@ class PolicyStatus:
             status = policy_status(policy, nodes=nodes, gpu_nodes=gpu_nodes, now=now)
             if status == policy.get("status"):
                 continue
-            name = str(policy["metadata"]["name"])
-            body = {"apiVersion": GROUP_VERSION, "metadata": {"name": name}, "status": status}
+            self._write(policy["metadata"], status)
+
+    def _write(self, metadata: Mapping[str, Any], status: Json) -> None:
+        name = str(metadata["name"])
+        # With the version that it was counted for: what somebody wrote meanwhile is not written over.
+        known = {"name": name, "resourceVersion": metadata["resourceVersion"]}
+        body = {"apiVersion": GROUP_VERSION, "metadata": known, "status": status}
+        try:
             self._client.apply(GPU_NODE_POLICIES, name, body, subresource="status")
+        except KubeError as error:
+            if error.code != "DRA-API-CONFLICT":
+                raise
+            log.info("policy_status_outdated", policy=name, **error_fields(error))
 
     def _sweep_when_due(self) -> None:
         if self._clock.now() - self._swept >= self._sweep_seconds:
@@ -232,9 +242,12 @@ class PolicyStatus:
         def delete() -> None:
             name = str(metadata["name"])
             try:
-                self._client.delete(resource, name, uid=str(metadata["uid"]))
+                self._client.delete(
+                    resource, name, uid=str(metadata["uid"]), resource_version=metadata["resourceVersion"]
+                )
             except KubeError as error:
-                if error.code not in _NOT_THERE:
+                # One that was written meanwhile has somebody who writes it.
+                if error.code not in _NOT_THERE | {"DRA-API-CONFLICT"}:
                     raise
             else:
                 log.info("gone_node_cleaned", kind=resource.kind, name=name)

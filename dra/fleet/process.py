@@ -8,13 +8,13 @@ from functools import partial
 
 from dra.errors import HostError
 from dra.fleet.classes import ClassKeeper
-from dra.fleet.election import ElectionTimes, Elector
+from dra.fleet.election import ElectionTimes, Elector, Lead
 from dra.fleet.metrics import FleetMetrics
 from dra.fleet.parts import RETRY_SECONDS, Part, Parts
 from dra.fleet.policy_status import PolicyStatus
 from dra.fleet.templates import COLLECT_SECONDS, TemplateKeeper
 from dra.kube.client import KubeClient
-from dra.kube.connection import Connection, KubeOptions
+from dra.kube.connection import Connection, KubeOptions, agent_of
 from dra.kube.events import EventRecorder
 from dra.telemetry.http import HttpServer, Request, Response, Route
 from dra.telemetry.metrics import Registry, render
@@ -65,21 +65,23 @@ class Fleet:
 
     def __init__(self, settings: FleetSettings, *, parts: Sequence[MakePart] | None = None) -> None:
         self.settings = settings
-        options = KubeOptions(kubeconfig=settings.kubeconfig or None, user_agent=COMPONENT)
+        options = KubeOptions(
+            kubeconfig=settings.kubeconfig or None, user_agent=agent_of(COMPONENT, settings.identity)
+        )
         self.client = KubeClient(
             Connection(options), qps=settings.kube_qps, burst=settings.kube_burst, field_manager=COMPONENT
         )
         # Renewing the lease must wait for nothing.
         self._lease_client = KubeClient(Connection(options), field_manager=COMPONENT)
-        self.events = EventRecorder(self.client, component=COMPONENT)
         makers = parts_of(settings) if parts is None else parts
         self.parts = Parts(
-            [partial(make, self.client, self.events) for make in makers], retry_seconds=settings.retry_seconds
+            [partial(self._make, make) for make in makers], retry_seconds=settings.retry_seconds
         )
         self.elector = Elector(
             self._lease_client, namespace=settings.namespace, name=settings.lease, identity=settings.identity,
             on_lead=self.parts.lead, on_lost=self.parts.lost, times=settings.times,
         )  # fmt: skip
+        self.events = EventRecorder(self.client.fenced(self.elector.check), component=COMPONENT)
         self._health: HttpServer | None = None
 
     @property
@@ -107,6 +109,10 @@ class Fleet:
             client.close()
         if self._health is not None:
             self._health.stop()
+
+    def _make(self, make: MakePart, lead: Lead) -> Part:
+        """Make a part whose client writes in the name of this lead and no other."""
+        return make(self.client.fenced(lead.check), self.events)
 
 
 def _listen(port: int, *, trouble: Callable[[], str], registry: Registry) -> HttpServer:

@@ -170,10 +170,14 @@ class TemplateKeeper:
         namespace, name = key
         try:
             # A pod that comes at this very moment sees none, and gets a new one.
-            self._client.delete(RESOURCE_CLAIM_TEMPLATES, name, namespace, uid=_uid(template))
+            self._client.delete(
+                RESOURCE_CLAIM_TEMPLATES, name, namespace, uid=_uid(template),
+                resource_version=template["metadata"]["resourceVersion"],
+            )  # fmt: skip
         except KubeError as error:
             if error.code not in ("DRA-API-NOT-FOUND", "DRA-API-CONFLICT"):
                 raise
+            return
         log.info("claim_template_collected", namespace=namespace, template=name)
 
     def _attempt(self, verb: str, key: Key, act: Callable[[], None]) -> bool:

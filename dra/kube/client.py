@@ -67,6 +67,7 @@ class KubeClient:
         self._clock = clock or SystemClock()
         self._negotiation = Negotiation(self._get_json, clock=self._clock)
         self._limit = TokenBucket(per_second=qps, burst=burst, clock=self._clock) if qps > 0 else None
+        self._before_write: Callable[[], None] = lambda: None
 
     def with_limit(self, *, qps: float, burst: int) -> KubeClient:
         """Give a client on the same connection whose requests are counted apart from this one's."""
@@ -74,6 +75,17 @@ class KubeClient:
             self._connection, qps=qps, burst=burst, field_manager=self.field_manager, clock=self._clock
         )
         other._negotiation = self._negotiation
+        return other
+
+    def fenced(self, check: Callable[[], None]) -> KubeClient:
+        """Give this client with a condition on all that it writes.
+
+        Args:
+            check: called right before each request that changes something is sent, after every wait; what it raises
+                is raised in place of sending.
+        """
+        other = KubeClient(self._connection, field_manager=self.field_manager, clock=self._clock)
+        other._negotiation, other._limit, other._before_write = self._negotiation, self._limit, check
         return other
 
     @property
@@ -389,6 +401,8 @@ class KubeClient:
         return self._round_trip(call, method, path, **options)
 
     def _round_trip(self, call: Call, method: str, path: str, *, read_seconds: float, **options: Any) -> Json:
+        if method != "GET":
+            self._before_write()
         answer = self._connection.send(call, method, path, read_seconds=read_seconds, **options)
         text = self._connection.read(call, answer, read_seconds=read_seconds)
         try:

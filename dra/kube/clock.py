@@ -19,6 +19,7 @@ BACKOFF_CAP_SECONDS = 30.0
 REFUSED_CAP_SECONDS = 2.5
 # A Retry-After longer than this is taken for a mistake.
 RETRY_AFTER_CAP_SECONDS = 300.0
+_BOOT_TIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 class Clock(Protocol):
@@ -48,6 +49,14 @@ class SystemClock:
     def wait(self, event: threading.Event, seconds: float | None) -> bool:
         """Block the calling thread."""
         return event.wait(seconds)
+
+
+class SleeplessClock(SystemClock):
+    """The real time, and `now` also counts what the machine slept through: for what others measure meanwhile."""
+
+    def now(self) -> float:
+        """Give the seconds since boot; `time.monotonic` where the system has no such clock."""
+        return time.clock_gettime(_BOOT_TIME) if _BOOT_TIME is not None else time.monotonic()
 
 
 class Backoff:

@@ -49,6 +49,12 @@ class KubeOptions:
     service_account_dir: Path = _SERVICE_ACCOUNT
 
 
+def agent_of(program: str, instance: str) -> str:
+    """Give a user agent that tells instances apart in the API server's audit log: `program (instance)`."""
+    shown = "".join(each if each.isascii() and each.isprintable() else "?" for each in instance)
+    return f"{program} ({shown})" if shown else program
+
+
 class Connection:
     """Requests to one API server. Thread-safe.
 

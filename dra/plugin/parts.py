@@ -18,7 +18,7 @@ from dra.inventory.model import Inventory
 from dra.inventory.ownership import scan_with_owned
 from dra.inventory.scan import Scanner
 from dra.kube.client import KubeClient
-from dra.kube.connection import Connection, KubeOptions
+from dra.kube.connection import Connection, KubeOptions, agent_of
 from dra.nvml.kernel import mig_layouts
 from dra.plugin.claim_status import ClaimStatusWriter, claim_status_writer
 from dra.plugin.counters import server_keeps_counters, server_keeps_shares
@@ -44,7 +44,10 @@ if TYPE_CHECKING:
 
 def client_of(settings: PluginSettings) -> KubeClient:
     """Give the way to the API server."""
-    options = KubeOptions(kubeconfig=settings.kubeconfig or None, user_agent=f"dra/{settings.driver_name}")
+    options = KubeOptions(
+        kubeconfig=settings.kubeconfig or None,
+        user_agent=agent_of(f"dra/{settings.driver_name}", settings.pod_uid),
+    )
     return KubeClient(
         Connection(options),
         qps=settings.kube_qps,

@@ -48,12 +48,12 @@ def wait_until(condition: Callable[[], Any], *, seconds: float = 60.0, what: str
         time.sleep(0.01)
 
 
-class DaemonProcess:
-    """One `dra plugin` process. `periods` shortens what a test would have to wait for: see `tuned_daemon`."""
+class Service:
+    """One process of ours. `periods` shortens what a test would have to wait for: see `tuned_daemon`."""
 
     def __init__(
         self,
-        node: Node,
+        command: tuple[str, ...],
         *,
         arguments: tuple[str, ...],
         environment: dict[str, str],
@@ -63,21 +63,16 @@ class DaemonProcess:
         self.log = log
         self._log_file = log.open("w")
         self.started = time.monotonic()
-        program = ["-m", "dra.cli.plugin"]
         if periods:
-            program = [str(Path(__file__).parent / "tuned_daemon.py")]
+            command = (str(Path(__file__).parent / "tuned_daemon.py"), *command[2:])
             environment = {**environment, "DRA_TEST_PERIODS": json.dumps(periods)}
         self.process = subprocess.Popen(
-            [
-                sys.executable, *program,
-                "--simulate", node.profile, "--host-root", str(node.root), "--node-name", NODE,
-                "--kubeconfig", str(node.kubeconfig), "--log-level", "debug", *arguments,
-            ],
+            [sys.executable, *command, "--log-level", "debug", *arguments],
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stdout=self._log_file,
             stderr=self._log_file,
-        )  # fmt: skip
+        )
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -93,6 +88,22 @@ class DaemonProcess:
         """SIGTERM; gives the exit status. It must end in time."""
         self.process.send_signal(signal.SIGTERM)
         return self.wait(within_seconds=within_seconds)
+
+    def pause(self) -> None:
+        """SIGSTOP, and wait until the whole process stands still."""
+        self.process.send_signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        wait_until(
+            lambda: (
+                {(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks.iterdir()}
+                == {"T"}
+            ),
+            what="all threads stand still",
+        )
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -116,6 +127,17 @@ class DaemonProcess:
         self._log_file.close()
 
 
+class DaemonProcess(Service):
+    """One `dra plugin` process of a node."""
+
+    def __init__(self, node: Node, *, arguments: tuple[str, ...], **options: Any) -> None:
+        own = (
+            "--simulate", node.profile, "--host-root", str(node.root), "--node-name", NODE,
+            "--kubeconfig", str(node.kubeconfig),
+        )  # fmt: skip
+        super().__init__(("-m", "dra.cli.plugin"), arguments=(*own, *arguments), **options)
+
+
 class Node:
     """One simulated node. Its root is short: the paths of sockets are limited."""
 
@@ -137,6 +159,7 @@ class Node:
         # GPUs with MIG instances that the test made by hand, and how many.
         self.partitions: dict[str, int] = {}
         self.daemons: list[DaemonProcess] = []
+        self.services: list[Service] = []
         self._kubelets: list[SimKubelet] = []
         self._leash = Leash()
         self.mps = NodeKeeper(profile, self.root, self._leash)
@@ -149,8 +172,8 @@ class Node:
         """End all processes and threads, and remove the files."""
         for kubelet in self._kubelets:
             kubelet.stop()
-        for daemon in self.daemons:
-            daemon.close()
+        for process in (*self.services, *self.daemons):
+            process.close()
         self.mps.close()
         self._leash.close()
         self.client.close()
@@ -188,6 +211,20 @@ class Node:
         log = self.root / f"daemon-{len(self.daemons)}.log"
         made = DaemonProcess(self, arguments=arguments, environment=variables, log=log, periods=periods or {})
         self.daemons.append(made)
+        return made
+
+    def fleet(
+        self, identity: str, *arguments: str, periods: dict[str, float] | None = None, **environment: str
+    ) -> Service:
+        """Start a replica of `dra fleet`."""
+        made = Service(
+            ("-m", "dra.cli.main", "fleet"),
+            arguments=("--identity", identity, "--kubeconfig", str(self.kubeconfig), *arguments),
+            environment=environment,
+            log=self.root / f"fleet-{len(self.services)}.log",
+            periods=periods or {},
+        )
+        self.services.append(made)
         return made
 
     # -- the API -----------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The daemon with shorter periods: what a test would have to wait minutes for happens in seconds.
 
-Runs the same command as `python -m dra.cli.plugin`. `DRA_TEST_PERIODS` is a JSON object from
+Runs the same as `python -m dra.cli.plugin`, or as `dra fleet` where that is the first argument. `DRA_TEST_PERIODS` is a JSON object from
 `module:Class.parameter` to the default that this parameter of the class gets.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import sys
 
 
 def shorten(periods: dict[str, float]) -> None:
@@ -28,6 +29,9 @@ def shorten(periods: dict[str, float]) -> None:
 
 if __name__ == "__main__":
     shorten(json.loads(os.environ["DRA_TEST_PERIODS"]))
-    from dra.cli.plugin import main
+    if sys.argv[1:2] == ["fleet"]:
+        from dra.cli.main import main
+    else:
+        from dra.cli.plugin import main
 
     raise SystemExit(main())

@@ -100,3 +100,52 @@ def test_they_are_made_in_the_api_and_the_selectors_are_valid_there(api, tmp_pat
         each["metadata"]["resourceVersion"] for each in first
     ]
     client.close()
+
+
+@pytest.mark.fault("F44")
+def test_a_class_that_somebody_made_or_changed_meanwhile_is_not_written_over(api, tmp_path, monkeypatch):
+    client = KubeClient(
+        Connection(KubeOptions(kubeconfig=str(tmp_path / "kubeconfig"))), field_manager="fleet"
+    )
+    body = {
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "s"},
+        "spec": {
+            **slice_with(part("1g.10gb"), SHARED), "pool": {"name": "n", "generation": 1, "resourceSliceCount": 1},
+        },
+    }  # fmt: skip
+    api.create("/apis/resource.k8s.io/v1/resourceslices", body)
+    keeper = ClassKeeper(client, driver=DRIVER)
+    keeper.look()
+    theirs = {
+        "metadata": {"labels": {"seen": "yes"}},
+        "spec": {"extendedResourceName": None},
+    }
+
+    def edit(name, change):
+        answer = api.request(
+            "PATCH", f"{CLASSES}/{name}", change, content_type="application/merge-patch+json"
+        )
+        assert answer[0] == 200, answer
+
+    # What is listed is old by the time of the write: a person was faster.
+    for name in ("mig-1g.10gb.nvidia.com", SHARED_CLASS):
+        edit(name, {"spec": {"extendedResourceName": "example.com/odd"}})
+    listed = client.list
+
+    def late(resource, *args, **options):
+        found = listed(resource, *args, **options)
+        if resource.plural == "deviceclasses":
+            edit(SHARED_CLASS, theirs)
+        return found
+
+    monkeypatch.setattr(client, "list", late)
+    keeper.look()
+    found = {each["metadata"]["name"]: each for each in api.request("GET", CLASSES)[1]["items"]}
+    assert "extendedResourceName" not in found[SHARED_CLASS]["spec"]
+    assert found["mig-1g.10gb.nvidia.com"]["spec"]["extendedResourceName"] == "nvidia.com/mig-1g.10gb"
+    monkeypatch.undo()
+    keeper.look()
+    found = {each["metadata"]["name"]: each for each in api.request("GET", CLASSES)[1]["items"]}
+    assert found[SHARED_CLASS]["spec"]["extendedResourceName"] == SHARED_RESOURCE
+    assert found[SHARED_CLASS]["metadata"]["labels"]["seen"] == "yes"
+    client.close()

@@ -10,11 +10,12 @@ from structlog.testing import capture_logs
 from dra.api.fraction_pods import rewrite_pod
 from dra.api.fractions import ANNOTATION, LABEL, Ask
 from dra.errors import HostError
-from dra.fleet.election import ElectionTimes, Elector
+from dra.fleet.election import ElectionTimes, Elector, Lead
 from dra.fleet.parts import Parts
 from dra.fleet.process import Fleet, FleetSettings
 from dra.fleet.templates import TemplateKeeper, wanted_by
 from dra.kube.client import KubeClient
+from dra.kube.clock import SystemClock
 from dra.kube.connection import Connection, KubeOptions
 from dra.sim.apiserver import SimApiServer
 
@@ -185,7 +186,7 @@ class Reign:
     def __init__(self):
         self.events = []
 
-    def lead(self):
+    def lead(self, _lead):
         self.events.append("lead")
 
     def lost(self):
@@ -347,22 +348,25 @@ def test_a_part_that_does_not_start_is_tried_again_and_keeps_no_other_from_worki
 
 
 def test_parts_end_when_the_lead_is_lost_and_are_made_anew_when_it_comes_back():
-    running, made = [], []
+    running, made, leads = [], [], []
+    first, second = (Lead("fleet", seconds=60.0, clock=SystemClock()) for _ in range(2))
 
-    def make():
+    def make(lead):
         made.append(Part(running))
+        leads.append(lead)
         return made[-1]
 
     parts = Parts([make, make])
     parts.start()
     try:
-        parts.lead()
+        parts.lead(first)
         until(lambda: len(running) == 2)
         parts.lost()
         assert running == []
-        parts.lead()
+        parts.lead(second)
         until(lambda: len(running) == 2)
         assert set(map(id, running)) == set(map(id, made[2:]))
     finally:
         parts.stop()
     assert running == []
+    assert leads == [first, first, second, second]

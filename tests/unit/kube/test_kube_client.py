@@ -17,7 +17,7 @@ import yaml
 
 from dra.errors import KubeError
 from dra.kube.client import connect
-from dra.kube.connection import KubeOptions
+from dra.kube.connection import KubeOptions, agent_of
 from dra.kube.resources import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from tests.unit.kube.tiny_api import Answer, Hang, Reset, Stall, kubeconfig_text, status_body
 
@@ -483,3 +483,43 @@ def test_a_kubeconfig_loads_no_oauth_until_somebody_logs_in_with_it(tmp_path: Pa
 def test_an_error_survives_being_sent_to_another_process() -> None:
     error = KubeError("DRA-API-GONE", "gone", status=410, reason="Expired")
     assert pickle.loads(pickle.dumps(error)).status == 410
+
+
+@pytest.mark.fault("F44")
+def test_a_fenced_client_asks_before_each_write_and_sends_nothing_against_the_answer(api, client) -> None:
+    asked: list[str] = []
+
+    def check() -> None:
+        asked.append("now")
+        if len(asked) > 2:
+            raise KubeError("DRA-FLEET-NOT-LEADING", "another leads")
+
+    fenced = client.fenced(check)
+    fenced.list(NODES)
+    assert asked == []
+    body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}}
+    stored = fenced.create(NODES, body)
+    fenced.patch(NODES, "n", {"metadata": {"labels": {"a": "b"}}})
+    writes = (
+        lambda: fenced.create(NODES, {**body, "metadata": {"name": "m"}}),
+        lambda: fenced.replace(NODES, "n", stored),
+        lambda: fenced.patch(NODES, "n", {"metadata": {"labels": {"a": "c"}}}),
+        lambda: fenced.apply(NODES, "n", body),
+        lambda: fenced.delete(NODES, "n"),
+        lambda: fenced.delete_collection(NODES),
+    )
+    for write in writes:
+        with pytest.raises(KubeError, match="DRA-FLEET-NOT-LEADING"):
+            write()
+    assert len(asked) == 2 + len(writes)
+    assert [(obj["metadata"]["name"], obj["metadata"]["labels"]) for obj in api.all("nodes")] == [
+        ("n", {"a": "b"})
+    ]
+    # The client that it was made of is as free as before.
+    client.delete(NODES, "n")
+
+
+def test_an_instance_is_named_in_the_user_agent_in_characters_that_a_header_can_have() -> None:
+    assert agent_of("dra-fleet", "fleet-7d9-x2") == "dra-fleet (fleet-7d9-x2)"
+    assert agent_of("dra-fleet", "名\r\nX: y") == "dra-fleet (???X: y)"
+    assert agent_of("dra/gpu.nvidia.com", "") == "dra/gpu.nvidia.com"
