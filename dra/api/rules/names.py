@@ -13,6 +13,7 @@ from dra.api.rules.dns import LABEL_TEXT, dns_label_error, dns_subdomain_error
 from dra.api.rules.fields import bad, required, too_long
 
 _C_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_SHORT_IDENTIFIER = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{MAX_IDENTIFIER - 1}}}", re.ASCII)
 _C_IDENTIFIER_TEXT = (
     "a valid C identifier must start with alphabetic character or '_', followed by a string of alphanumeric "
     "characters or '_' (e.g. 'my_name',  or 'MY_NAME',  or 'MyName', regex used for validation is "
@@ -67,6 +68,9 @@ def qualified(text: str, field: str) -> list[Cause]:
 
     More than one slash is accepted: the real server checks only names with none or one.
     """
+    if _SHORT_IDENTIFIER.fullmatch(text):
+        # Almost all of the many that a large pool has.
+        return []
     parts = text.split("/")
     if len(parts) == 1:
         return identifier(text, field)

@@ -5,6 +5,7 @@ Source: pkg/apis/resource/validation of Kubernetes 1.36 (ValidateResourceSlice).
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from dra.api.limits import (
@@ -31,6 +32,8 @@ Json = dict[str, Any]
 
 SCALARS = ("int", "bool", "string", "version")
 LISTS = ("ints", "bools", "strings", "versions")
+_LISTS = frozenset(LISTS)
+_VALUES = frozenset((*SCALARS, *LISTS))
 
 
 def validate(obj: Json, rules: Rules, old: Json | None = None) -> list[Cause]:
@@ -117,7 +120,7 @@ def is_advanced(device: Json) -> bool:
     """Whether a device lowers the limit of devices in its slice."""
     if device.get("taints") or device.get("consumesCounters"):
         return True
-    return any(key in value for value in (device.get("attributes") or {}).values() for key in LISTS)
+    return any(not _LISTS.isdisjoint(value) for value in (device.get("attributes") or {}).values())
 
 
 def _devices(spec: Json, rules: Rules) -> list[Cause]:
@@ -161,7 +164,7 @@ def _device(device: Json, field: str, rules: Rules, *, per_device: bool) -> list
 
 
 def _attribute(value: Json, field: str) -> list[Cause]:
-    given = [key for key in (*SCALARS, *LISTS) if value.get(key) is not None]
+    given = [key for key, item in value.items() if item is not None and key in _VALUES]
     if len(given) != 1:
         return [bad(field, value if given else "", "exactly one value must be specified")]
     key = given[0]
@@ -179,12 +182,18 @@ def _attribute(value: Json, field: str) -> list[Cause]:
 def _text(text: str, field: str, *, version: bool) -> list[Cause]:
     if len(text.encode()) > MAX_VALUE_BYTES:
         return [too_long(field, MAX_VALUE_BYTES)]
-    if version:
-        try:
-            Semver.parse(text)
-        except ValueError:
-            return [bad(field, text, "must be a string compatible with semver.org spec 2.0.0")]
+    if version and not _is_version(text):
+        return [bad(field, text, "must be a string compatible with semver.org spec 2.0.0")]
     return []
+
+
+@lru_cache(maxsize=1024)  # all devices of a cluster have the same few
+def _is_version(text: str) -> bool:
+    try:
+        Semver.parse(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _counters(counters: Json, field: str) -> list[Cause]:

@@ -148,8 +148,7 @@ class Api:
                 if parts[:1] in (["api"], ["apis"]) and len(parts) > 1
                 else _page_not_found()
             )
-        groups = self.registry.group_versions()
-        if place.group not in groups:
+        if not self.registry.serves(place.group):
             raise _page_not_found()
         resource = self.registry.find(place.group, place.version, place.plural)
         if resource is None:

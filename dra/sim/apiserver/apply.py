@@ -6,6 +6,7 @@ Source: KEP 555 and k8s.io/apiserver/pkg/endpoints/handlers/fieldmanager.
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dra.api.rules.cause import Cause
@@ -36,7 +37,12 @@ def _versioned(call: Call, obj: Json) -> Json:
 def _empty(call: Call) -> Json:
     """Give what a new object of the kind holds before anybody sets a field."""
     ref = call.resource.versions[call.version]
-    return prune(decode({}, ref, Findings()), ref) if ref else {"metadata": {}}
+    return _empty_of(ref) if ref else {"metadata": {}}
+
+
+@cache
+def _empty_of(ref: str) -> Json:
+    return prune(decode({}, ref, Findings()), ref)
 
 
 def _own(call: Call, paths: set[Path]) -> frozenset[Path]:

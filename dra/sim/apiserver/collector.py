@@ -1,6 +1,7 @@
 """What the controller manager does for every object: garbage collection by owner, and emptying namespaces.
 
-Runs in one thread, woken by changes. Source: the garbage collector and namespace controllers of Kubernetes.
+Runs in one thread, woken by changes, and looks only at what a change can have given it to do: a node that publishes is
+no work, however many there are. Source: the garbage collector and namespace controllers of Kubernetes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dra.sim.apiserver.custom import CLEANUP, DEFINITIONS
 from dra.sim.apiserver.deletion import FOREGROUND, ORPHAN, finished
+from dra.sim.apiserver.dependents import Dependents, Place
 from dra.sim.apiserver.storage import Change, Key, Storage
 
 if TYPE_CHECKING:
@@ -27,6 +29,9 @@ class Collector:
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        # Both guarded by the storage's lock.
+        self._graph = Dependents()
+        self._due: dict[Place, None] = {}
         self._storage.subscribe(self._noticed)
 
     def start(self) -> None:
@@ -44,14 +49,9 @@ class Collector:
             self._thread = None
 
     def _noticed(self, resource: str, change: Change) -> None:
-        # Only a deletion, an object that is marked for it, or new owners can give the collector work.
-        after, before = change.after, change.before
-        owners = None if before is None else before["metadata"].get("ownerReferences")
-        if (
-            after is None
-            or after["metadata"].get("deletionTimestamp")
-            or after["metadata"].get("ownerReferences") != owners
-        ):
+        due = self._graph.noticed(resource, change)
+        if due:
+            self._due.update(dict.fromkeys(due))
             self._wake.set()
 
     def _run(self) -> None:
@@ -62,29 +62,17 @@ class Collector:
                 pass
 
     def sweep(self) -> bool:
-        """Do one round; gives whether anything changed."""
+        """Look at everything that changes gave to do; gives whether anything changed."""
         with self._storage.lock:
-            entries = list(self._storage.every_object())
-            uids = {obj["metadata"]["uid"] for _, _, obj in entries}
-            dependents: dict[str, list[tuple[str, Key, Json]]] = {}
-            for entry in entries:
-                for owner in entry[2]["metadata"].get("ownerReferences") or []:
-                    dependents.setdefault(owner["uid"], []).append(entry)
+            due, self._due = self._due, {}
             changed = False
-            for resource, key, obj in entries:
-                changed |= self._visit(resource, key, obj, uids, dependents)
+            for place in due:
+                changed |= self._visit(*place)
             return changed
 
-    def _visit(
-        self,
-        resource: str,
-        key: Key,
-        obj: Json,
-        uids: set[str],
-        dependents: dict[str, list[tuple[str, Key, Json]]],
-    ) -> bool:
+    def _visit(self, resource: str, key: Key) -> bool:
         current = self._storage.get(resource, key)
-        if current is None or current["metadata"]["uid"] != obj["metadata"]["uid"]:
+        if current is None:
             return False
         meta = current["metadata"]
         if resource == DEFINITIONS and meta.get("deletionTimestamp"):
@@ -92,24 +80,24 @@ class Collector:
         if resource == "/namespaces" and meta.get("deletionTimestamp"):
             return self._empty_namespace(current)
         if meta.get("deletionTimestamp"):
-            mine = dependents.get(meta["uid"], [])
+            mine = self._graph.of(meta["uid"])
             finalizers = meta.get("finalizers") or []
             if ORPHAN in finalizers:
-                for entry in mine:
-                    self._disown(entry, meta["uid"])
+                for place in mine:
+                    self._disown(place, meta["uid"])
                 return self._strike(resource, key, current, ORPHAN)
             if FOREGROUND in finalizers:
                 return self._foreground(resource, key, current, mine)
             return False
         owners = meta.get("ownerReferences") or []
-        if owners and not any(owner["uid"] in uids for owner in owners):
+        if owners and not any(self._graph.knows(owner["uid"]) for owner in owners):
             return self._delete(resource, key, current)
         return False
 
-    def _foreground(self, resource: str, key: Key, current: Json, mine: list[tuple[str, Key, Json]]) -> bool:
+    def _foreground(self, resource: str, key: Key, current: Json, mine: list[Place]) -> bool:
         blocking = False
         changed = False
-        for name, child_key, _ in mine:
+        for name, child_key in mine:
             child = self._storage.get(name, child_key)
             if child is None:
                 continue
@@ -118,12 +106,12 @@ class Collector:
             blocking |= any(o["uid"] == uid and o.get("blockOwnerDeletion") for o in owners)
             if not child["metadata"].get("deletionTimestamp"):
                 changed |= self._delete(name, child_key, child, foreground=True)
-        if blocking and any(self._storage.get(name, child_key) is not None for name, child_key, _ in mine):
+        if blocking and any(self._storage.get(name, child_key) is not None for name, child_key in mine):
             return changed
         return self._strike(resource, key, current, FOREGROUND) or changed
 
-    def _disown(self, entry: tuple[str, Key, Json], uid: str) -> None:
-        resource, key, _ = entry
+    def _disown(self, place: Place, uid: str) -> None:
+        resource, key = place
         child = self._storage.get(resource, key)
         if child is None:
             return

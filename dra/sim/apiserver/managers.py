@@ -58,9 +58,7 @@ def ownable(paths: Iterable[Path], *, subresource: str, has_status: bool) -> Pat
     """Give the paths that a write through this (sub)resource can own."""
     found: set[Path] = set()
     for path in paths:
-        if path in _IGNORED or path[0] in {"f:apiVersion", "f:kind"}:
-            continue
-        if any(path[: len(i)] == i for i in _IGNORED if len(i) > 1):
+        if path in _IGNORED or path[:2] in _IGNORED or path[0] in {"f:apiVersion", "f:kind"}:
             continue
         if has_status and not subresource and path[0] == "f:status":
             continue

@@ -12,10 +12,10 @@ from dra.sim.apiserver import tables
 from dra.sim.apiserver.call import Call, options_invalid, parse_int
 from dra.sim.apiserver.convert import from_storage
 from dra.sim.apiserver.exchange import Response
-from dra.sim.apiserver.selectors import Matcher, field_matcher, label_matcher
+from dra.sim.apiserver.selectors import INDEXED, Matcher, field_matcher, indexed_value, label_matcher, lookup
 from dra.sim.apiserver.status import bad_request, expired, internal, too_large_version
 from dra.sim.apiserver.storage import ExpiredError, Key
-from dra.sim.apiserver.watch import WatchPlan, stream
+from dra.sim.apiserver.watch import Trigger, WatchPlan, stream
 
 if TYPE_CHECKING:
     from dra.sim.apiserver.api import Api
@@ -86,6 +86,15 @@ def matcher(call: Call) -> tuple[Matcher, bool]:
         return (fields is None or fields(obj)) and (labels is None or labels(obj))
 
     return matches, fields is not None or labels is not None
+
+
+def trigger_of(api: Api, call: Call) -> Trigger | None:
+    """Give the index and the value to which a call's field selector comes down, None where there is no such."""
+    value = indexed_value(call.resource.key, call.query.get("fieldSelector", ""))
+    if value is None:
+        return None
+    field = INDEXED[call.resource.key]
+    return Trigger(api.storage.index(call.resource.key, field, lambda obj: lookup(obj, field)), value)
 
 
 def check_list_options(call: Call, *, watch: bool) -> None:
@@ -194,7 +203,11 @@ def list_objects(api: Api, call: Call) -> tuple[list[Json], Json]:
     if wanted and wanted > api.storage.revision:
         raise too_large_version(wanted, api.storage.revision)
     try:
-        revision, objects = api.storage.snapshot(call.resource.key, at)
+        trigger = trigger_of(api, call) if at is None else None
+        if trigger is None:
+            revision, objects = api.storage.snapshot(call.resource.key, at)
+        else:
+            revision, objects = api.storage.selected(call.resource.key, trigger.index, trigger.value)
     except ExpiredError as error:
         if token:
             raw = json.dumps({"v": "meta.k8s.io/v1", "rv": -1, "start": start}, separators=(",", ":"))
@@ -244,6 +257,7 @@ def watch(api: Api, call: Call) -> Response:
         bookmarks=bookmarks,
         timeout_seconds=float(timeout or api.options.watch_seconds) * api.options.time_scale,
         matches=matches,
+        trigger=trigger_of(api, call),
         encode=encode.event,
         bookmark=encode.bookmark_event,
         bookmark_seconds=api.options.bookmark_seconds,

@@ -267,6 +267,10 @@ class Registry:
         with self._lock:
             return list({id(r): r for r in self._index.values()}.values())
 
+    def serves(self, group: str) -> bool:
+        """Whether any version of a group is served."""
+        return any(each == group for each, _, _ in self._index)
+
     def group_versions(self) -> dict[str, list[str]]:
         """Give the served versions of each group, best first; the core group is ''."""
         found: dict[str, list[str]] = {}

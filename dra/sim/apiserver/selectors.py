@@ -265,6 +265,18 @@ def field_matcher(
     return matches
 
 
+# The field over which a server keeps an index, one a resource.
+INDEXED = {"/pods": "spec.nodeName", "resource.k8s.io/resourceslices": "spec.nodeName"}
+
+
+def indexed_value(resource: str, text: str) -> str | None:
+    """Give what a field selector wants the indexed field to be, None where it selects by other fields only."""
+    field = INDEXED.get(resource)
+    if field is None or field not in text:
+        return None
+    return next((term.value for term in parse_fields(text) if term.equal and term.field == field), None)
+
+
 _EVENTS_V1 = {
     "regarding.kind": "involvedObject.kind", "regarding.namespace": "involvedObject.namespace",
     "regarding.name": "involvedObject.name", "regarding.uid": "involvedObject.uid",

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from dra.sim.apiserver.index import Index
+
 Json = dict[str, Any]
 Key = tuple[str, str]  # namespace ('' for cluster scope), name
 
@@ -39,6 +41,7 @@ class Bucket:
         self.objects: dict[Key, Json] = {}
         self.history: list[Change] = []
         self.changed = threading.Condition(lock)
+        self.indexes: dict[str, Index] = {}
         self.epoch = 0  # moves when watches must end (a custom resource goes away, a fault, the server stops)
 
 
@@ -120,6 +123,8 @@ class Storage:
             bucket.history = bucket.history[self._keep // 2 :]
             self._compacted = max(self._compacted, dropped[-1].revision)
         bucket.changed.notify_all()
+        for index in bucket.indexes.values():
+            index.note(change.revision, change.key, change.before, change.after)
         for listener in self._listeners:
             listener(resource, change)
 
@@ -159,6 +164,23 @@ class Storage:
             at = self._revision if revision is None else revision
             return at, {key: objects[key] for key in sorted(objects, key="/".join)}
 
+    def index(self, resource: str, field: str, value_of: Callable[[Json], str]) -> Index:
+        """Give the index over a field of a resource, made when it is first asked for."""
+        with self.lock:
+            bucket = self.bucket(resource)
+            found = bucket.indexes.get(field)
+            if found is None:
+                found = bucket.indexes[field] = Index(value_of, self.lock)
+                for key, obj in bucket.objects.items():
+                    found.note(self._revision, key, None, obj)
+            return found
+
+    def selected(self, resource: str, index: Index, value: str) -> tuple[int, dict[Key, Json]]:
+        """Give the objects with a value of an index as they are now, in key order, and the revision."""
+        with self.lock:
+            objects = self.bucket(resource).objects
+            return self._revision, {key: objects[key] for key in index.keys(value)}
+
     def changes_after(self, resource: str, revision: int) -> list[Change]:
         """Give the changes of a resource after `revision`, oldest first.
 
@@ -180,6 +202,8 @@ class Storage:
                 bucket = self.bucket(name)
                 bucket.epoch += 1
                 bucket.changed.notify_all()
+                for index in bucket.indexes.values():
+                    index.wake_all()
 
     def every_object(self) -> Iterator[tuple[str, Key, Json]]:
         """Give all objects of all resources (a copy of the index, taken under the lock)."""

@@ -5,19 +5,29 @@ Source: the watch semantics of the Kubernetes API (resourceVersion, allowWatchBo
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from dra.sim.apiserver.exchange import dump
+from dra.sim.apiserver.index import Index
 from dra.sim.apiserver.status import expired
-from dra.sim.apiserver.storage import Change, ExpiredError, Storage
+from dra.sim.apiserver.storage import Bucket, Change, ExpiredError, Storage
 
 Json = dict[str, Any]
 # How long a silent stream sleeps before it looks whether its client is still there.
 _HEARTBEAT_SECONDS = 5.0
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """The only objects that a watch can see a change of: those with a value of an index."""
+
+    index: Index
+    value: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +47,7 @@ class WatchPlan:
     matches: Callable[[Json], bool]
     encode: Callable[[Json], Json]
     bookmark: Callable[[int, Json | None], Json]
+    trigger: Trigger | None = None
     bookmark_seconds: float = 60.0
     second: float = 1.0
 
@@ -69,14 +80,26 @@ def _next_bookmark(plan: WatchPlan, now: float, deadline: float) -> float:
     return due
 
 
+def _news_of(bucket: Bucket, trigger: Trigger | None) -> tuple[threading.Condition, Callable[[], int]]:
+    """Give what is notified of changes that a watch may see, and the revision of the last of them."""
+    if trigger is not None:
+        index, value = trigger.index, trigger.value
+        return index.changed(value), lambda: index.last(value)
+    return bucket.changed, lambda: bucket.history[-1].revision if bucket.history else 0
+
+
 def stream(storage: Storage, plan: WatchPlan, *, stopped: Callable[[], bool]) -> Iterator[bytes]:
     """Yield the lines of a watch; an empty item is a heartbeat that only asks whether the client is there."""
     deadline = time.monotonic() + plan.timeout_seconds
     bucket = storage.bucket(plan.resource)
     epoch = bucket.epoch
+    changed, newest = _news_of(bucket, plan.trigger)
     after = plan.after
     if plan.initial:
-        after, objects = storage.snapshot(plan.resource)
+        if plan.trigger is None:
+            after, objects = storage.snapshot(plan.resource)
+        else:
+            after, objects = storage.selected(plan.resource, plan.trigger.index, plan.trigger.value)
         for obj in objects.values():
             if plan.matches(obj):
                 yield _event("ADDED", plan.encode(obj))
@@ -106,9 +129,9 @@ def stream(storage: Storage, plan: WatchPlan, *, stopped: Callable[[], bool]) ->
         sleep = min(
             _HEARTBEAT_SECONDS, deadline - now, max(next_bookmark - now, 0.01) if plan.bookmarks else 1e9
         )
-        with bucket.changed:
-            idle = not bucket.history or bucket.history[-1].revision <= after
+        with changed:
+            idle = newest() <= after
             if idle and bucket.epoch == epoch:
-                bucket.changed.wait(sleep)
+                changed.wait(sleep)
         if idle:
             yield b""

@@ -93,15 +93,15 @@ def _made(api: Api, call: Call, obj: Json, tracker: Any) -> Json:
         meta["generation"] = 1
     strategy.prepare_create(obj, call)
     # Managers own what they sent and its defaults, not what admission adds.
-    tracked = pruned(call, obj)
-    (tracker or apply.track_create)(api, call, tracked)
-    owners = tracked["metadata"].pop("managedFields", None)
-    strategy.admit_create(obj, call)
+    sent = pruned(call, obj)
+    (tracker or apply.track_create)(api, call, sent)
+    owners = sent["metadata"].pop("managedFields", None)
+    admission_adds = strategy.admit_create(obj, call)
     causes = [*strategy.validate_meta(obj, call), *strategy.validate_create(obj, call)]
     if causes:
         raise invalid(obj.get("kind") or resource.kind, call.invalid_group, meta.get("name") or "", causes)
     warn(strategy, obj, None, call)
-    obj = pruned(call, obj)
+    obj = pruned(call, obj) if admission_adds else sent
     if owners:
         obj["metadata"]["managedFields"] = owners
     return obj

@@ -63,8 +63,9 @@ class Strategy:
             ref = call.resource.versions.get(call.resource.storage, "")
             new["status"] = decode({}, ref, Findings()).get("status") or {} if ref else {}
 
-    def admit_create(self, new: Json, call: Call) -> None:
-        """Add what admission adds: nobody owns it."""
+    def admit_create(self, new: Json, call: Call) -> bool:
+        """Add what admission adds, which nobody owns; gives whether there is such."""
+        return False
 
     def validate_meta(self, obj: Json, call: Call) -> list[Cause]:
         """Find what is wrong with the metadata."""

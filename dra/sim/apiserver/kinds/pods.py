@@ -60,7 +60,7 @@ class PodStrategy(Strategy):
             gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": why}
             new["status"]["conditions"] = [gated]
 
-    def admit_create(self, new: Json, call: Call) -> None:
+    def admit_create(self, new: Json, call: Call) -> bool:
         """Add service account, token, priority and the usual tolerations.
 
         Raises:
@@ -91,6 +91,7 @@ class PodStrategy(Strategy):
             ):
                 entry = {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
                 tolerations.append(entry)
+        return True
 
     def _priority(self, new: Json, spec: Json) -> None:
         name = spec.get("priorityClassName") or ""
