@@ -41,4 +41,4 @@ def simulated_machine(settings: PluginSettings) -> Machine:
         # For a real container runtime, which mounts the simulated files from where they really are.
         more |= {"driver_root_host": settings.driver_root_host, "dev_root_host": settings.driver_root_host}
     paths = host_paths(settings, **more)
-    return Machine(paths, InjectedLibrary(node.library), lambda: kernel_driver_version(paths))
+    return Machine(paths, InjectedLibrary(node.library), lambda: kernel_driver_version(paths), node.kernel)

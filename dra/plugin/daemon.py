@@ -64,6 +64,8 @@ class Daemon:
         self.session = NvmlSession(
             machine.library, hold=HoldPolicy(settings.nvml_hold), kernel_version=machine.kernel_version
         )
+        # None unless GPUs may be passed through.
+        self.pci = parts.pci_bus_of(self)
         # Each part may ask those above it at once, and those below it from its first call on.
         self.inventory = parts.inventory_of(self)
         self.sharing = parts.sharing_for(self)

@@ -5,24 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dra.host.paths import HostPaths
 from dra.host.proc import kernel_driver_version
 from dra.nvml.library import LibrarySource, RootedLibrary
 from dra.plugin.settings import PluginSettings
 
+if TYPE_CHECKING:
+    from dra.host.kernel import HostKernel
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What differs between a real and a simulated node.
 
-    `kernel_version` gives the version of the loaded kernel module, empty without one. `close` is called last.
+    `kernel_version` gives the version of the loaded kernel module, empty without one. `kernel` is what binds PCI
+    functions and loads modules; None: the kernel that this process runs on. `close` is called last.
     """
 
     paths: HostPaths
     library: LibrarySource
     kernel_version: Callable[[], str]
+    kernel: HostKernel | None = None
     close: Callable[[], None] = lambda: None
 
 

@@ -31,6 +31,7 @@ from dra.plugin.policies import Policies, default_time_slice
 from dra.plugin.pool_source import PoolSource
 from dra.plugin.ports import ClaimPort, GpuUsers, NodeEvents
 from dra.plugin.renderers import RendererByGpu
+from dra.plugin.settings import offers_passthrough
 from dra.plugin.sharing import HeardKeeper, Sharing, sharing_of
 from dra.plugin.sockets import plan_sockets
 from dra.prepare.engine import Engine, EnginePorts, EngineSettings
@@ -38,6 +39,7 @@ from dra.prepare.janitor import Janitor
 from dra.prepare.metadata import MetadataFiles, MetadataPlanner
 
 if TYPE_CHECKING:
+    from dra.host.pci_binding import PciBus
     from dra.plugin.daemon import Daemon
     from dra.plugin.settings import PluginSettings
 
@@ -54,6 +56,16 @@ def client_of(settings: PluginSettings) -> KubeClient:
         burst=settings.kube_burst,
         field_manager=settings.driver_name,
     )
+
+
+def pci_bus_of(daemon: Daemon) -> PciBus | None:
+    """Give the way to bind PCI functions, where GPUs may be passed through."""
+    if not offers_passthrough(daemon.settings.gates):
+        return None
+    # Not loaded by the many daemons that never pass anything through.
+    from dra.host.pci_binding import PciBus
+
+    return PciBus(daemon.machine.paths, daemon.machine.kernel)
 
 
 def inventory_of(daemon: Daemon) -> LiveInventory:

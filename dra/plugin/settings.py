@@ -32,7 +32,9 @@ _JITTER_SECONDS = (0.0, 3_600.0)
 _QPS = (0.0, 10_000.0)
 _BURST = (1, 10_000)
 
-# NVIDIA's gates. True: what it asks for is built in here and `=true` is how things are.
+# NVIDIA's gates. True: what it asks for is built in here. `=true` is how things are, but for PASSTHROUGH, which gives
+# workloads a PCI function itself: that an administrator must have said.
+PASSTHROUGH = "PassthroughSupport"
 GATES: Mapping[str, bool] = {
     "TimeSlicingSettings": True,
     "MPSSupport": True,
@@ -41,7 +43,7 @@ GATES: Mapping[str, bool] = {
     "DeviceMetadata": True,
     "ConsumableShares": True,
     "DRAListTypeAttributes": False,
-    "PassthroughSupport": False,
+    PASSTHROUGH: True,
     "FabricManagerPartitioning": False,
     "IMEXDaemonsWithDNSNames": False,
     "ComputeDomainCliques": False,
@@ -216,6 +218,11 @@ def gpu_settings_of(sharing: str, gates: Mapping[str, bool]) -> NodeSettings:
     """
     asked = parse_sharing(sharing)
     return asked if gates.get("ConsumableShares", True) else NO_SETTINGS
+
+
+def offers_passthrough(gates: Mapping[str, bool]) -> bool:
+    """Whether GPUs are offered to virtual machines too: only where NVIDIA's gate says so."""
+    return gates.get(PASSTHROUGH, False)
 
 
 def watches_health(gates: Mapping[str, bool]) -> bool:

@@ -11,11 +11,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from dra.sim.kernel import SimulatedKernel
 from dra.sim.nvml.control import SimControl
 from dra.sim.nvml.files import SIM_FOLDER, machine_of, sync_files, tree_of
 from dra.sim.nvml.functions import FUNCTIONS
 from dra.sim.nvml.library import SimulatedNvml
 from dra.sim.nvml.state import StateStore, first_state
+from dra.sim.pci_control import PciControl
 from dra.sim.profiles import MachineProfile, machine_profile
 from dra.sim.tree import NodeTree, build_tree
 
@@ -60,6 +62,8 @@ class SimulatedNode:
         self.profile: MachineProfile = machine_of(state)
         self.tree: NodeTree = tree_of(root, state)
         self.control = SimControl(root)
+        self.pci = PciControl(root)
+        self.kernel = SimulatedKernel(root)
 
     def _make(
         self, profile: MachineProfile, *, layout: str, salt: str, fresh: bool, real_nodes: bool | None

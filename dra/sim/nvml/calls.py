@@ -21,6 +21,11 @@ _serial_lock = threading.Lock()
 SESSIONS, WAKE_UPS = "sessions", "wake-ups"
 
 
+def attached_slot(uuid: str) -> str:
+    """Give the slot that counts who has a GPU attached, that is its device node open."""
+    return f"attached {uuid}"
+
+
 class CallCounts:
     """The counts of one library object. Increments hold a lock: `+=` on the map is not atomic."""
 

@@ -25,7 +25,17 @@ from dra.sim.nvml.files import (
 from dra.sim.nvml.functions.mig_changes import add_compute_instance, add_gpu_instance
 from dra.sim.nvml.library import mig_uuid
 from dra.sim.nvml.mig_tables import MigTable, mig_table
-from dra.sim.nvml.state import NOT_MIG, Fault, GpuState, NodeState, Process, StateStore, reboot, reset
+from dra.sim.nvml.state import (
+    NOT_MIG,
+    NVIDIA_DRIVER,
+    Fault,
+    GpuState,
+    NodeState,
+    Process,
+    StateStore,
+    reboot,
+    reset,
+)
 from dra.sim.profiles import GpuSlot
 from dra.sim.tree import default_majors
 from dra.sim.tree.dev import KERNEL_LOG
@@ -342,7 +352,7 @@ class SimControl:
         self._change(lambda state: setattr(state, "module_version", ""))
 
     def load_driver(self) -> None:
-        """Load the kernel module that is installed. Dynamic majors may move."""
+        """Load the kernel module that is installed: it takes the GPUs that have no driver. Dynamic majors may move."""
 
         def change(state: NodeState) -> None:
             if not state.module_version:
@@ -351,6 +361,9 @@ class SimControl:
                 state.majors = default_majors(state.module_version) | {
                     "nvidia-uvm": 510 if uvm != 510 else 508
                 }
+                for gpu in state.gpus:
+                    if gpu.pci_driver == "" and gpu.driver_override in ("", NVIDIA_DRIVER):
+                        gpu.pci_driver = NVIDIA_DRIVER
 
         self._change(change)
 

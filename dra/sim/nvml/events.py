@@ -46,7 +46,7 @@ class EventSet:
     def lost(self, state: NodeState) -> str:
         """Give the UUID of a registered GPU that is gone, empty if all are there."""
         with self._lock:
-            gone = {gpu.uuid for gpu in state.gpus if gpu.lost or not gpu.present}
+            gone = {gpu.uuid for gpu in state.gpus if gpu.lost or not gpu.seen}
             return next((uuid_text for uuid_text in self._masks if uuid_text in gone), "")
 
     def has_news(self, state: NodeState) -> bool:

@@ -33,7 +33,20 @@ def facts_of(state: NodeState, machine: MachineProfile) -> NodeFacts:
         for slot in slots
         for instance in present[slot.uuid].instances
     )
-    return NodeFacts(machine, slots, state.module_version, state.boot_id, mig, state.majors)
+    return NodeFacts(
+        machine,
+        slots,
+        state.module_version,
+        state.boot_id,
+        mig,
+        state.majors,
+        pci_drivers={uuid: gpu.pci_driver for uuid, gpu in present.items() if not gpu.seen},
+        overrides={uuid: gpu.driver_override for uuid, gpu in present.items() if gpu.driver_override},
+        vfs={uuid: gpu.vfs for uuid, gpu in present.items() if gpu.vfs},
+        vfio_drivers=tuple(state.vfio_drivers),
+        iommu=state.iommu,
+        iommufd=state.iommufd,
+    )
 
 
 def sync_files(root: Path, *, only_partitions: bool = False) -> None:

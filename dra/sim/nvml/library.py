@@ -19,7 +19,7 @@ from typing import Any
 import pynvml
 
 from dra.errors import ValueFormatError
-from dra.sim.nvml.calls import SESSIONS, WAKE_UPS, CallCounts
+from dra.sim.nvml.calls import SESSIONS, WAKE_UPS, CallCounts, attached_slot
 from dra.sim.nvml.events import EventSet
 from dra.sim.nvml.memory import Status, address_of, number, text
 from dra.sim.nvml.mig_tables import MigTable, mig_table
@@ -106,7 +106,8 @@ class SimulatedNvml:
         self.event_sets: dict[int, EventSet] = {}
         self.gpm_samples: dict[int, GpmSample] = {}
         self._slots = {slot.uuid: slot for slot in machine.gpus}
-        self._counts = CallCounts(store.folder, sorted(functions))
+        attached = [attached_slot(slot.uuid) for slot in machine.gpus]
+        self._counts = CallCounts(store.folder, [*sorted(functions), *attached])
         self._lock = threading.RLock()
         self._inits = 0
         self._enumerated: tuple[str, ...] = ()
@@ -274,7 +275,7 @@ class SimulatedNvml:
 
     def _healthy(self, uuid_text: str) -> GpuState:
         gpu = self.store.read().gpu(uuid_text)
-        if gpu is None or not gpu.present or gpu.lost:
+        if gpu is None or not gpu.seen or gpu.lost:
             raise Status(pynvml.NVML_ERROR_GPU_IS_LOST)
         return gpu
 
@@ -294,10 +295,9 @@ class SimulatedNvml:
         """Count a session; the first one enumerates the GPUs on the bus, by PCI address."""
         with self._lock:
             if self._inits == 0:
-                present = {gpu.uuid for gpu in self.store.read().gpus if gpu.present}
+                present = {gpu.uuid for gpu in self.store.read().gpus if gpu.seen}
                 slots = sorted(self.machine.gpus, key=lambda slot: slot.pci_address)
                 self._enumerated = tuple(slot.uuid for slot in slots if slot.uuid in present)
-                self._attached.clear()
             self._inits += 1
             self._counts.add(SESSIONS)
 
@@ -309,6 +309,9 @@ class SimulatedNvml:
             sets = list(self.event_sets.values()) if self._inits == 0 else []
             if self._inits == 0:
                 self.event_sets.clear()
+                for uuid_text in self._attached:
+                    self._counts.add(attached_slot(uuid_text), -1)
+                self._attached.clear()
         for events in sets:
             events.close()
 
@@ -336,6 +339,7 @@ class SimulatedNvml:
         with self._lock:
             if uuid_text not in self._attached:
                 self._attached.add(uuid_text)
+                self._counts.add(attached_slot(uuid_text))
                 if not gpu.persistence and not gpu.processes:
                     self._counts.add(WAKE_UPS)
         return self.handle("gpu", uuid_text)

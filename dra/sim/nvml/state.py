@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 _EVENTS_KEPT = 256
 NOT_MIG = 0xFFFFFFFF
+NVIDIA_DRIVER = "nvidia"
 
 
 @dataclass(slots=True)
@@ -72,10 +73,17 @@ class Process:
 
 @dataclass(slots=True)
 class GpuState:
-    """What changes about one GPU. Units are NVML's: degrees Celsius, milliwatts, millijoules, percent, MHz."""
+    """What changes about one GPU. Units are NVML's: degrees Celsius, milliwatts, millijoules, percent, MHz.
+
+    `pci_driver` is the kernel driver that its PCI function is bound to, empty for none; `driver_override` the one that
+    it was told to take; `vfs` how many virtual functions are cut from it.
+    """
 
     uuid: str
     present: bool = True
+    pci_driver: str = NVIDIA_DRIVER
+    driver_override: str = ""
+    vfs: int = 0
     lost: bool = False
     persistence: bool = True
     compute_mode: int = 0
@@ -123,6 +131,11 @@ class GpuState:
     fabric_status: int = 0
     fabric_unhealthy: bool = False
 
+    @property
+    def seen(self) -> bool:
+        """Whether NVIDIA's driver has it."""
+        return self.present and self.pci_driver == NVIDIA_DRIVER
+
 
 @dataclass(slots=True)
 class Event:
@@ -157,7 +170,8 @@ class Fault:
 class NodeState:
     """Everything about the node that changes.
 
-    `fresh`: nobody has made the device nodes since boot. `module_version` is the loaded kernel module's, empty when it is not loaded; `library_version` that of the
+    `iommu` and `iommufd` say what the kernel has, `vfio_drivers` which of the vfio family are loaded; a write to the
+    kernel that it does not answer is given up after `kernel_patience_seconds`. `fresh`: nobody has made the device nodes since boot. `module_version` is the loaded kernel module's, empty when it is not loaded; `library_version` that of the
     user-space files, empty when they are not installed.
     """
 
@@ -171,6 +185,10 @@ class NodeState:
     gpus: list[GpuState]
     real_nodes: bool = True
     fresh: bool = False
+    iommu: bool = True
+    iommufd: bool = True
+    vfio_drivers: list[str] = field(default_factory=list)
+    kernel_patience_seconds: float = 10.0
     boots: int = 1
     serial: int = 0
     event_seq: int = 0
@@ -256,7 +274,9 @@ def reboot(state: NodeState, profile: MachineProfile, *, boot_id: str = "") -> N
     uvm = state.majors.get("nvidia-uvm", 510)
     state.majors["nvidia-uvm"] = 510 if uvm != 510 else 508
     state.events.clear()
+    state.vfio_drivers.clear()
     for gpu in state.gpus:
+        gpu.pci_driver, gpu.driver_override, gpu.vfs = NVIDIA_DRIVER, "", 0
         gpu.lost = False
         gpu.instances.clear()
         gpu.processes.clear()

@@ -18,6 +18,7 @@ from dra.sim.tree.facts import LAYOUTS, NodeFacts, default_majors, dev_root_of, 
 from dra.sim.tree.nodes import can_make_nodes, make_link, under
 from dra.sim.tree.proc import sync_capabilities, sync_proc
 from dra.sim.tree.sysfs import sync_sys
+from dra.sim.tree.vfio import sync_vfio, write_module_aliases
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ def build_tree(
     if not (root / "var/run").exists():
         make_link(root / "var/run", "../run")
     install_driver(tree, facts, profile.driver_version)
+    write_module_aliases(root)
     sync_tree(tree, facts, nodes=not fresh)
     return tree
 
@@ -101,6 +103,7 @@ def sync_tree(tree: NodeTree, facts: NodeFacts, *, nodes: bool = True) -> None:
     """Make proc, sys and dev of an existing tree agree with the facts."""
     sync_proc(tree.root, facts)
     sync_sys(tree.root, facts)
+    sync_vfio(tree.root, facts, real=tree.real_nodes)
     (tree.root / KERNEL_LOG).parent.mkdir(parents=True, exist_ok=True)
     (tree.root / KERNEL_LOG).touch()
     if nodes:

@@ -33,8 +33,9 @@ def wanted_nodes(facts: NodeFacts) -> dict[str, Node]:
         "nvidia-caps/nvidia-cap2": (majors["nvidia-caps"], 2, 0o444, 0),
     }
     for slot in facts.gpus:
+        # Made by a program and not by the kernel, it stays when another driver takes the GPU.
         nodes[f"nvidia{slot.minor}"] = (195, slot.minor, 0o666, 0)
-        if slot.drm is not None:
+        if slot.drm is not None and slot in facts.driven:
             card, render = slot.drm
             nodes[f"dri/card{card}"] = (226, card, 0o660, _VIDEO_GID)
             nodes[f"dri/renderD{render}"] = (226, render, 0o660, _RENDER_GID)
@@ -70,7 +71,7 @@ def sync_dev(dev: Path, facts: NodeFacts, *, real: bool | None = None) -> None:
 
 def _sync_by_path(directory: Path, facts: NodeFacts) -> None:
     wanted: dict[str, str] = {}
-    for slot in facts.gpus if facts.loaded else ():
+    for slot in facts.driven if facts.loaded else ():
         if slot.drm is not None:
             card, render = slot.drm
             wanted[f"pci-{slot.pci_address}-card"] = f"../card{card}"

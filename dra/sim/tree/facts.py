@@ -8,6 +8,9 @@ from dra.sim.profiles import GpuSlot, MachineProfile
 
 LAYOUTS = ("host", "operator", "cos", "debian-current", "ldcache")
 
+KERNEL_RELEASE = "6.8.0-1029-nvidia"
+# As the kernel hands them out when the modules are loaded.
+VFIO_MAJORS = {"vfio": 243, "vfio-dev": 242}
 _DRIVER_ROOTS = {"operator": "/run/nvidia/driver", "cos": "/home/kubernetes/bin/nvidia"}
 
 
@@ -17,7 +20,8 @@ class NodeFacts:
 
     `gpus` are those on the bus now; `driver_version` is that of the kernel module, empty when it is not
     loaded. `mig` lists (gpu minor, GPU instance id, compute instance ids) of what exists. `majors` are the
-    dynamic device majors by name.
+    dynamic device majors by name. `pci_drivers` says which driver has a GPU, by UUID, where it is not NVIDIA's (empty:
+    none), `overrides` which one it was told to take, `vfs` how many virtual functions it has. `vfio_drivers` are loaded.
     """
 
     machine: MachineProfile
@@ -26,11 +30,26 @@ class NodeFacts:
     boot_id: str
     mig: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
     majors: dict[str, int] = field(default_factory=dict)
+    pci_drivers: dict[str, str] = field(default_factory=dict)
+    overrides: dict[str, str] = field(default_factory=dict)
+    vfs: dict[str, int] = field(default_factory=dict)
+    vfio_drivers: tuple[str, ...] = ()
+    iommu: bool = True
+    iommufd: bool = True
 
     @property
     def loaded(self) -> bool:
         """Say whether the kernel module is loaded."""
         return bool(self.driver_version)
+
+    @property
+    def driven(self) -> tuple[GpuSlot, ...]:
+        """Give the GPUs that NVIDIA's driver has, or would have if it were loaded."""
+        return tuple(slot for slot in self.gpus if slot.uuid not in self.pci_drivers)
+
+    def pci_driver_of(self, slot: GpuSlot) -> str:
+        """Give the driver that a GPU's PCI function is bound to; empty: none."""
+        return self.pci_drivers.get(slot.uuid, "nvidia" if self.loaded else "")
 
 
 def driver_root_of(layout: str) -> str:

@@ -7,10 +7,8 @@ import shutil
 from pathlib import Path
 
 from dra.sim.profiles import GpuSlot
-from dra.sim.tree.facts import NodeFacts
+from dra.sim.tree.facts import KERNEL_RELEASE, VFIO_MAJORS, NodeFacts
 from dra.sim.tree.nodes import write_text
-
-KERNEL_RELEASE = "6.8.0-1029-nvidia"
 
 # The driver numbers MIG capabilities by formula, up to 15 GPU instances of 8 compute instances a GPU.
 _GPU_INSTANCES, _COMPUTE_INSTANCES = 15, 8
@@ -74,10 +72,10 @@ def sync_proc(root: Path, facts: NodeFacts) -> None:
 
 def _sync_gpus(directory: Path, facts: NodeFacts) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    present = {str(slot.pci_address) for slot in facts.gpus}
+    present = {str(slot.pci_address) for slot in facts.driven}
     for gone in [path for path in directory.iterdir() if path.name not in present]:
         shutil.rmtree(gone, ignore_errors=True)
-    for slot in facts.gpus:
+    for slot in facts.driven:
         write_text(
             directory / str(slot.pci_address) / "information", _information_text(slot, facts), mode=0o444
         )
@@ -98,7 +96,7 @@ def sync_capabilities(directory: Path, facts: NodeFacts) -> None:
     for name, (minor, mode) in wanted.items():
         if not (directory / name).exists():
             write_text(directory / name, access_text(minor, mode), mode=0o444)
-    for slot in facts.gpus:
+    for slot in facts.driven:
         if slot.model.mig_table is not None:
             (directory / f"gpu{slot.minor}/mig").mkdir(parents=True, exist_ok=True)
     for file in sorted(directory.rglob("access"), reverse=True):
@@ -111,6 +109,8 @@ def _devices_text(facts: NodeFacts) -> str:
     characters = {"mem": 1, "misc": 10, "drm": 226}
     if facts.loaded:
         characters |= {name: major for name, major in facts.majors.items() if _has_driver(name, facts)}
+    if facts.vfio_drivers:
+        characters |= VFIO_MAJORS
     lines = [f"{major:3d} {name}" for name, major in sorted(characters.items(), key=lambda item: item[1])]
     return "Character devices:\n" + "\n".join(lines) + "\n\nBlock devices:\n  8 sd\n259 blkext\n"
 
@@ -121,6 +121,7 @@ def _has_driver(name: str, facts: NodeFacts) -> bool:
 
 def _modules_text(facts: NodeFacts) -> str:
     modules = ["ext4 1105920 1 - Live 0x0000000000000000"]
+    modules += [f"{name.replace('-', '_')} 16384 0 - Live 0x0000000000000000" for name in facts.vfio_drivers]
     if facts.loaded:
         modules += [
             "nvidia_uvm 2076672 0 - Live 0x0000000000000000 (O)",

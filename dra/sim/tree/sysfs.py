@@ -23,7 +23,7 @@ def sync_sys(root: Path, facts: NodeFacts) -> None:
     for slot in facts.machine.gpus:
         address = str(slot.pci_address)
         if address in present:
-            _add_gpu(sys, slot, driver=facts.loaded)
+            _add_gpu(sys, slot, facts)
         else:
             _remove_device(sys, address)
     module = sys / "module/nvidia"
@@ -52,7 +52,7 @@ def link_pci_devices(root: Path, section: Mapping[str, Mapping[str, Any]]) -> No
         (device / child).mkdir(parents=True, exist_ok=True)
 
 
-def _add_gpu(sys: Path, slot: GpuSlot, *, driver: bool) -> None:
+def _add_gpu(sys: Path, slot: GpuSlot, facts: NodeFacts) -> None:
     if slot.bridge:
         bridge = _device_directory(sys, PciAddress.parse(slot.bridge), slot.root, "")
         _write_identity(bridge, 0x352A8086, 0x352A8086, _BRIDGE, numa_node=slot.numa_node)
@@ -60,7 +60,9 @@ def _add_gpu(sys: Path, slot: GpuSlot, *, driver: bool) -> None:
     _write_identity(
         device, slot.model.pci_device, slot.model.pci_subsystem, _DISPLAY_3D, numa_node=slot.numa_node
     )
-    if slot.drm is not None and driver:
+    driver = facts.pci_driver_of(slot)
+    write_text(device / "driver_override", (facts.overrides.get(slot.uuid) or "(null)") + "\n")
+    if slot.drm is not None and driver == "nvidia":
         card, render = slot.drm
         write_text(device / f"drm/card{card}/dev", f"226:{card}\n")
         write_text(device / f"drm/renderD{render}/dev", f"226:{render}\n")
@@ -68,7 +70,7 @@ def _add_gpu(sys: Path, slot: GpuSlot, *, driver: bool) -> None:
         shutil.rmtree(device / "drm", ignore_errors=True)
     link = device / "driver"
     if driver:
-        drivers = sys / "bus/pci/drivers/nvidia"
+        drivers = sys / "bus/pci/drivers" / driver
         drivers.mkdir(parents=True, exist_ok=True)
         make_link(link, os.path.relpath(drivers, device))
     else:
@@ -91,10 +93,19 @@ def _write_identity(directory: Path, device: int, subsystem: int, class_code: in
         ("subsystem_vendor", f"0x{subsystem & 0xFFFF:04x}"),
         ("subsystem_device", f"0x{subsystem >> 16:04x}"),
         ("class", f"0x{class_code:06x}"),
+        ("modalias", _modalias(device, subsystem, class_code)),
         ("numa_node", str(numa_node)),
     )
     for name, value in values:
         write_text(directory / name, value + "\n", mode=0o444)
+
+
+def _modalias(device: int, subsystem: int, class_code: int) -> str:
+    """Give what the kernel looks a driver up by. Source: Linux, pci_uevent."""
+    return (
+        f"pci:v{device & 0xFFFF:08X}d{device >> 16:08X}sv{subsystem & 0xFFFF:08X}sd{subsystem >> 16:08X}"
+        f"bc{class_code >> 16:02X}sc{class_code >> 8 & 0xFF:02X}i{class_code & 0xFF:02X}"
+    )
 
 
 def _remove_device(sys: Path, address: str) -> None:

@@ -11,7 +11,7 @@ from dra.cli.plugin import add_arguments, add_parser, settings_from
 from dra.cli.simulated import simulated_machine
 from dra.errors import ConfigError
 from dra.plugin.machine import host_paths
-from dra.plugin.settings import gates_without_effect, parse_crash_point, parse_gates
+from dra.plugin.settings import gates_without_effect, offers_passthrough, parse_crash_point, parse_gates
 
 
 def read(*arguments, **environment):
@@ -231,8 +231,18 @@ def test_partitions_on_demand_follow_the_flag_then_nvidias_gate(arguments, mode)
 
 
 def test_gates_of_features_that_this_driver_lacks_are_named():
-    gates = parse_gates("DynamicMIG=true, PassthroughSupport=true,ComputeDomainCliques=false,")
-    assert gates_without_effect(gates) == ("ComputeDomainCliques", "PassthroughSupport")
+    gates = parse_gates("DynamicMIG=true, FabricManagerPartitioning=true,ComputeDomainCliques=false,")
+    assert gates_without_effect(gates) == ("ComputeDomainCliques", "FabricManagerPartitioning")
+
+
+@pytest.mark.parametrize(
+    ("gates", "offered"),
+    [("", False), ("DynamicMIG=true", False), ("PassthroughSupport=false", False), ("PassthroughSupport=true", True)],
+)  # fmt: skip
+def test_gpus_are_passed_through_only_where_somebody_said_so(gates, offered):
+    settings = read(f"--feature-gates={gates}")
+    assert offers_passthrough(settings.gates) is offered
+    assert settings.ignored == ()
 
 
 def test_a_crash_point_is_honoured_only_in_a_simulation():

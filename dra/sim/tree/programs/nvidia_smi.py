@@ -50,6 +50,11 @@ class State:
             return result
 
 
+def seen(gpu: Json) -> bool:
+    """Whether NVIDIA's driver has a GPU."""
+    return bool(gpu["present"]) and gpu.get("pci_driver", "nvidia") == "nvidia"
+
+
 def suffer(state: State, uuid: str) -> int:
     """Let a fault act; give its number, 0 for none."""
 
@@ -87,7 +92,7 @@ def compute_policy(state: State, words: list[str]) -> int:
     if not content["module_version"]:
         print("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
         return NO_DRIVER
-    chosen = [gpu["uuid"] for gpu in content["gpus"] if gpu["present"] and uuid in ("", gpu["uuid"])]
+    chosen = [gpu["uuid"] for gpu in content["gpus"] if seen(gpu) and uuid in ("", gpu["uuid"])]
     if not chosen:
         print(f"No devices were found: {uuid}")
         return NOT_FOUND
@@ -119,7 +124,7 @@ def main(words: list[str]) -> int:
     if words[:1] == ["compute-policy"]:
         return compute_policy(state, words[1:])
     if words[:1] == ["-L"]:
-        present = [gpu["uuid"] for gpu in state.read()["gpus"] if gpu["present"]]
+        present = [gpu["uuid"] for gpu in state.read()["gpus"] if seen(gpu)]
         for index, uuid in enumerate(present):
             print(f"GPU {index}: NVIDIA GPU (UUID: {uuid})")
     return 0
