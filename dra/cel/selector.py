@@ -100,15 +100,21 @@ class Selector:
         """Give the terms of the selector with what each saw on this device and which decided; empty where the
         device itself cannot be read (`evaluate` says why).
         """
+        return self.explain_costed(device, driver=driver)[0]
+
+    def explain_costed(
+        self, device: Mapping[str, Any] | DeviceView, *, driver: str = ""
+    ) -> tuple[list[SubTerm], int]:
+        """Give the terms as `explain` does, and what it cost to find them, counted as the scheduler counts."""
         if type(device) is not DeviceView:
             device = view_of(device, driver=driver, features=self.features)  # type: ignore[arg-type]
         if device.failure is not None:
-            return []
+            return [], 0
         interpreter = Interpreter(self._plan, device.fields, limit=COST_LIMIT, record=True)
         # What was reached before a limit is still worth showing.
         with suppress(CostExceeded, RecursionError):
             interpreter.evaluate(self.root)
-        return explain_terms(self.expression, self.root, interpreter.values or {})
+        return explain_terms(self.expression, self.root, interpreter.values or {}), interpreter.cost
 
     def _error(self, failure: Failure) -> CelEvalError:
         return CelEvalError(failure.text, error_class=failure.error_class, source=self.expression)

@@ -10,6 +10,7 @@ from typing import Any
 from dra.allocator.allocate import Allocator
 from dra.allocator.model import AllocatorError, Pool, SearchLimitError
 from dra.diagnose.explain.model import NodeReason, RequestOutcome
+from dra.diagnose.explain.selectors import TooCostly
 
 Json = dict[str, Any]
 
@@ -28,7 +29,7 @@ class Combination:
         """Tell whether other claims would fit; None where the search was too long or failed."""
         try:
             return self.allocator.allocate(self.node, claims) is not None
-        except (AllocatorError, SearchLimitError):
+        except (AllocatorError, SearchLimitError, TooCostly):
             return None
 
 

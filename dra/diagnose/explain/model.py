@@ -13,7 +13,7 @@ from dra.allocator.pod_filters import PodObstacle
 
 _CONSTRUCTOR = re.compile(r'(?:quantity|semver)\("([^"]*)"\)')
 # How far a device got, in this order: what stopped it, or `free`.
-STAGES = ("pool", "class", "selector", "error", "capacity", "held", "short", "taint", "free")
+STAGES = ("pool", "class", "selector", "error", "unjudged", "capacity", "held", "short", "taint", "free")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +63,18 @@ class Trace:
     """What a request's selectors say to a device; the same for all devices that are alike to them.
 
     Attributes:
-        stage: `` (all true), `class`, `selector` or `error`.
+        stage: `` (all true), `class`, `selector`, `error` or `unjudged` (not evaluated).
         misses: every term that is false or fails.
         error: the error that ends the scheduling attempt, with the selector it is in.
         passed: how many terms are true.
+        remedy: what can be done about the error.
     """
 
     stage: str
     misses: tuple[Miss, ...] = ()
     error: str = ""
     passed: int = 0
+    remedy: str = ""
 
 
 class DeviceOutcome(NamedTuple):

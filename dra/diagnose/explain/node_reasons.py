@@ -38,6 +38,9 @@ def reasons_of(
         return [reason("pool-empty", f"its driver has published no devices ({present[0]})")]
     found = _blockers(funnel, reason)
     matching = funnel.outcome.matching
+    if counts["unjudged"]:
+        text = f"{counts['unjudged']} of its {sum(counts.values())} devices were not looked at: the selectors cost too much"
+        return [*found, reason("too-costly", text)]
     if matching >= needed:
         return found
     if funnel.blocked:

@@ -16,7 +16,6 @@ from dra.allocator.extended import (
 from dra.allocator.model import AllocatorError, Features, Pool, SearchLimitError
 from dra.allocator.nodes import node_matches
 from dra.allocator.pod_filters import NodeUse, PodObstacle, is_done, obstacles
-from dra.cel import compile_selector
 from dra.diagnose.explain.cluster import CLASS, NODE, POD, SLICE, Cluster, Json
 from dra.diagnose.explain.combination import Combination, why_together
 from dra.diagnose.explain.devices import Funnel, judge
@@ -25,6 +24,7 @@ from dra.diagnose.explain.model import NodeOutcome, NodeReason, Reason
 from dra.diagnose.explain.node_reasons import reasons_of
 from dra.diagnose.explain.plugin_state import DriverState
 from dra.diagnose.explain.requests import Asked, Reader
+from dra.diagnose.explain.selectors import Budget, TooCostly
 
 # Devices tried in one search, and in all of them together, before a node counts as not searched.
 MAX_STEPS = 20_000
@@ -62,11 +62,12 @@ class Surveyor:
         self.cluster = cluster
         self.features = features or Features()
         self.holdings = Holdings(cluster)
+        self.budget = Budget()
         self.allocator = Allocator(
             slices=cluster.all(SLICE),
             classes=cluster.all(CLASS),
             allocated=self.holdings.allocated,
-            compile_selector=compile_selector,
+            compile_selector=self.budget.compile,
             features=self.features,
             max_steps=MAX_STEPS,
         )
@@ -77,7 +78,7 @@ class Surveyor:
     def look(self, wanted_: Wanted) -> Survey:
         """Judge every node."""
         survey = Survey()
-        reader = Reader(self.cluster, survey.faults, survey.asked)
+        reader = Reader(self.cluster, survey.faults, survey.asked, self.budget)
         for claim in wanted_.fresh:
             reader.read(claim)
         special = self._extended(wanted_.pod)
@@ -158,6 +159,9 @@ class Surveyor:
             found = self.allocator.allocate(node, claims)
         except SearchLimitError as error:
             outcome.reasons.append(NodeReason("too-long", "", "", error.message))
+            outcome.fits = None
+            return
+        except TooCostly:
             outcome.fits = None
             return
         except AllocatorError as error:

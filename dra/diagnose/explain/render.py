@@ -15,7 +15,7 @@ _SIDE = {"no-match", "no-devices", "claim-elsewhere"}
 _WORDS = {"Pod": "pod", "ResourceClaim": "claim"}
 _STAGE_WORDS = {
     "pool": "in pools that are not whole", "class": "not of the class", "selector": "refused by a selector",
-    "error": "with a failing selector", "capacity": "too small", "held": "held", "short": "short of shared counters",
+    "error": "with a failing selector", "unjudged": "not looked at", "capacity": "too small", "held": "held", "short": "short of shared counters",
     "taint": "tainted", "free": "free",
 }  # fmt: skip
 

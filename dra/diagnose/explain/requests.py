@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dra.allocator.capacity import requested
 from dra.allocator.model import MAX_RESULTS
 from dra.cel import CelCompileError, compile_selector
+from dra.cel.selector import COST_LIMIT
 from dra.diagnose.explain.cluster import CLASS, Cluster, Json
 from dra.diagnose.explain.model import Reason
-from dra.diagnose.explain.selectors import NamedSelector, RequestSelectors
+from dra.diagnose.explain.selectors import Budget, NamedSelector, RequestSelectors
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +44,7 @@ class Reader:
     cluster: Cluster
     faults: list[Reason]
     asked: list[Asked]
+    budget: Budget = field(default_factory=Budget)
 
     def read(self, claim: Json) -> None:
         """Take a claim's requests in."""
@@ -108,34 +110,47 @@ class Reader:
                 admin=bool(body.get("adminAccess")),
                 tolerations=tuple(body.get("tolerations") or ()),
                 capacity=requested(body),
-                selectors=RequestSelectors(found),
+                selectors=RequestSelectors(found, self.budget),
             )
         )
 
     def _compile(
         self, found: list[NamedSelector], raws: Sequence[Json], *, origin: str, claim: str, request: str
     ) -> bool:
+        where = origin if origin != "request" else f"request {request} of claim {claim}"
+        again = (
+            "a claim cannot be changed, so make it (and its pod) anew."
+            if origin == "request"
+            else "the pod is tried again when the DeviceClass has changed."
+        )
         for index, raw in enumerate(raws):
             expression = (raw.get("cel") or {}).get("expression") or ""
+            reason = Reason("", "", claim=claim, request=request)
             try:
-                found.append(NamedSelector(origin, index, compile_selector(expression)))
+                selector = compile_selector(expression)
             except CelCompileError as error:
-                where = origin if origin != "request" else f"request {request} of claim {claim}"
                 caret = error.caret()
-                self.faults.append(
-                    Reason(
-                        "cel-compile",
-                        f"selector #{index} of {where} does not compile, which ends every scheduling attempt:"
-                        f" {error.issues[0].message if error.issues else error.message}",
-                        "Correct the CEL expression; a claim cannot be changed, so make it (and its pod) anew."
-                        if origin == "request"
-                        else "Correct the DeviceClass; the pod is tried again after that.",
-                        details=tuple(caret.split("\n")) if caret else (expression,),
-                        claim=claim,
-                        request=request,
-                    )
+                problem = error.issues[0].message if error.issues else error.message
+                reason = replace(
+                    reason,
+                    code="cel-compile",
+                    message=f"selector #{index} of {where} does not compile, which ends every scheduling attempt: {problem}",
+                    remedy=f"Correct the CEL expression; {again}",
+                    details=tuple(caret.split("\n")) if caret else (expression,),
                 )
-                return False
+            else:
+                found.append(NamedSelector(origin, index, selector))
+                if selector.max_cost <= COST_LIMIT:
+                    continue
+                reason = replace(
+                    reason,
+                    code="cel-cost",
+                    message=f"selector #{index} of {where} may cost {selector.max_cost}; the API server takes none that"
+                    f" may cost more than {COST_LIMIT}",
+                    remedy=f"Simplify it: loops in loops and comparisons of long texts cost most; {again}",
+                )
+            self.faults.append(reason)
+            return False
         return True
 
     def _class_missing(self, claim: str, request: str, class_name: str) -> Reason:

@@ -10,12 +10,14 @@ from typing import Any
 from dra.allocator.model import Device
 from dra.cel import CelCompileError, CelEvalError, Selector, SubTerm, compile_selector
 from dra.cel.interpreter import step_of
+from dra.cel.selector import COST_LIMIT
 from dra.cel.tree import Call, Fold, Ident, Literal, Node, Select, children
 from dra.diagnose.explain.model import Miss, Trace
 
 # Devices of which each is a case of its own are traced so far; the rest are only told apart by yes and no.
 MAX_TRACES = 5000
 _KINDS = ("int", "bool", "string")
+_UNJUDGED = Trace("unjudged", error="the selectors cost too much to evaluate them on more devices")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +29,79 @@ class NamedSelector:
     selector: Selector
 
 
+class TooCostly(Exception):  # noqa: N818 - no fault of the claim's
+    """The selectors have cost so much on other devices that they are not evaluated on more."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """What the selectors of one explanation may cost on all devices together, and what they gave.
+
+    The scheduler allows a selector COST_LIMIT on each device, which it evaluates in a moment. Here it takes seconds.
+    """
+
+    left: int = COST_LIMIT
+    _known: dict[tuple[str, int], bool | CelEvalError] = field(default_factory=dict)
+
+    def evaluate(self, selector: Selector, device: Device) -> bool:
+        """Evaluate a selector and remember its verdict for the allocator.
+
+        Raises:
+            CelEvalError: it fails on this device.
+        """
+        key = (selector.expression, id(device.raw))
+        try:
+            verdict = selector.evaluate(device.raw, driver=device.id.driver)
+        except CelEvalError as failure:
+            self._known[key] = failure
+            if failure.error_class == "cost_limit":
+                self.left -= COST_LIMIT
+            raise
+        self._known[key] = verdict
+        return verdict
+
+    def compile(self, expression: str) -> BudgetedSelector:
+        """Compile a selector for the allocator; raises CelCompileError as `compile_selector`."""
+        selector = compile_selector(expression)
+        return BudgetedSelector(selector, self, loops=not _reads(selector.root, set()))
+
+    def known(self, selector: Selector, device: Mapping[str, Any]) -> bool | CelEvalError | None:
+        """Give the verdict on a device of which it is known."""
+        return self._known.get((selector.expression, id(device)))
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetedSelector:
+    """A selector as the allocator evaluates it: one that may cost much only gives the verdicts that are known."""
+
+    selector: Selector
+    budget: Budget
+    loops: bool
+
+    def evaluate(self, device: Mapping[str, Any], *, driver: str) -> bool:
+        """Tell whether the device matches.
+
+        Raises:
+            CelEvalError: the expression fails on this device.
+            TooCostly: it was not evaluated on this device.
+        """
+        known = self.budget.known(self.selector, device)
+        if isinstance(known, CelEvalError):
+            raise known
+        if known is None and self.loops:
+            raise TooCostly
+        return self.selector.evaluate(device, driver=driver) if known is None else known
+
+
 @dataclass(slots=True)
 class RequestSelectors:
     """The selectors of a request, those of its class first; all must be true."""
 
     selectors: Sequence[NamedSelector]
+    budget: Budget
     _names: frozenset[str] | None = None
+    # The most that a device has cost.
+    _cost: int = 0
     _known: dict[object, Trace] = field(default_factory=dict)
     _relevant: dict[str, bool] = field(default_factory=dict)
     # Values that each part of a device had, over all kinds of devices: to tell what there is instead.
@@ -48,8 +117,15 @@ class RequestSelectors:
         key = self._likeness(device)
         known = self._known.get(key)
         if known is None:
+            if self.budget.left <= 0:
+                return _UNJUDGED
+            before = self.budget.left
             full = len(self._known) < MAX_TRACES
             known = self._known[key] = self._trace(device, full=full)
+            if full:
+                self._cost = max(self._cost, before - self.budget.left)
+            else:
+                self.budget.left -= self._cost
         return known
 
     def drivers(self) -> frozenset[str]:
@@ -75,31 +151,37 @@ class RequestSelectors:
         return tuple(parts)
 
     def _trace(self, device: Device, *, full: bool) -> Trace:
-        stage = error = ""
+        stage = error = remedy = ""
         misses: list[Miss] = []
         passed = 0
         for item in self.selectors:
+            look = full
             try:
-                matched = item.selector.evaluate(device.raw, driver=device.id.driver)
+                matched = self.budget.evaluate(item.selector, device)
             except CelEvalError as failure:
                 matched = False
+                # Once is enough of that.
+                look = full and failure.error_class != "cost_limit"
                 if not stage:
                     whose = "the request" if item.origin == "request" else item.origin
                     stage, error = "error", f"selector #{item.index} of {whose} fails ({failure.message})"
+                    remedy = failure.remedy
             if not matched and not stage:
                 stage = "class" if item.origin != "request" else "selector"
-            if full:
+            if look:
                 passed += self._look(item, device, misses, matched=matched)
-        return Trace(stage, tuple(misses), error, passed)
+        return Trace(stage, tuple(misses), error, passed, remedy)
 
     def _look(self, item: NamedSelector, device: Device, misses: list[Miss], *, matched: bool) -> int:
         """Add the false terms of a selector; give how many are true."""
-        terms = _leaves(item.selector.explain(device.raw, driver=device.id.driver))
+        terms, cost = item.selector.explain_costed(device.raw, driver=device.id.driver)
+        self.budget.left -= cost
         passed = 0
-        for term in terms:
+        for term in _leaves(terms):
             found = term
             if not term.reached:
-                found = _alone(term, device)
+                found, cost = _alone(term, device)
+                self.budget.left -= cost
             if found.value is True:
                 passed += 1
             elif (
@@ -121,14 +203,14 @@ def _leaves(terms: Sequence[SubTerm]) -> list[SubTerm]:
     ]
 
 
-def _alone(term: SubTerm, device: Device) -> SubTerm:
-    """Evaluate a term that the whole did not come to, if it can stand alone."""
+def _alone(term: SubTerm, device: Device) -> tuple[SubTerm, int]:
+    """Evaluate a term that the whole did not come to, if it can stand alone; and what that cost."""
     try:
         selector = compile_selector(term.text)
     except CelCompileError:
-        return term
-    found = selector.explain(device.raw, driver=device.id.driver)
-    return found[0] if len(found) == 1 else term
+        return term, 0
+    found, cost = selector.explain_costed(device.raw, driver=device.id.driver)
+    return (found[0] if len(found) == 1 else term), cost
 
 
 def _reads(node: Node, names: set[str]) -> bool:

@@ -17,7 +17,7 @@ from dra.diagnose.explain.requests import Asked
 MAX_LINES = 4
 # What is nearest to success comes first.
 ORDER = (
-    "compete", "combination", "constraint", "too-long", "fragmented", "short", "held", "taint", "pool-incomplete",
+    "compete", "combination", "constraint", "too-long", "too-costly", "fragmented", "short", "held", "taint", "pool-incomplete",
     "pool-invalid", "capacity", "too-many", "slice-missing", "pool-empty", "no-match", "claim-elsewhere",
     "no-devices",
 )  # fmt: skip
@@ -72,7 +72,7 @@ class Summary:
             found.append(
                 Reason(
                     "not-searched",
-                    f"{_where(unsure)}: not searched, as the other nodes took too many steps",
+                    f"{_where(unsure)}: not searched, as the other nodes took too many steps, or the selectors cost too much",
                     nodes=tuple(unsure),
                 )
             )
@@ -106,7 +106,10 @@ class Summary:
                     f"{asked.what}: {outcome.trace.error if outcome.trace else text} on {where};"
                     " this ends the scheduling attempt for all nodes"
                 )
-            remedy = 'Test the driver first, and guard the attribute: device.driver == "…" && …, has(…) or .?name.orValue(…).'
+                remedy = outcome.trace.remedy if outcome.trace else ""
+            remedy = remedy or (
+                'Test the driver first, and guard the attribute: device.driver == "…" && …, has(…) or .?name.orValue(…).'
+            )
         elif code == "pool-incomplete":
             remedy = "Wait until the driver has published the pool; if it stays so, look at the driver's log on that node."
         elif code == "pool-invalid":
@@ -356,6 +359,7 @@ _REMEDIES = {
     "capacity": "Ask for less capacity, or for devices of another class.",
     "constraint": "Relax the constraint, or free devices that share the attribute.",
     "compete": "Ask for fewer devices, or let requests share one.",
+    "too-costly": "Simplify the selectors: the scheduler pays for their loops too, on every device.",
     "too-long": "Simplify the claim: fewer alternatives and constraints.",
 }
 
