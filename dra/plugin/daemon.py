@@ -37,6 +37,7 @@ from dra.plugin.probe import Probe
 from dra.plugin.readiness import Readiness
 from dra.plugin.settings import PluginSettings, describe_ignored, watches_health
 from dra.plugin.signals import HURRY_SIGNALS, STOP_SIGNALS, SignalQueue
+from dra.prepare.sharing.mps_model import mps_folder
 from dra.telemetry.log import error_fields, get_logger
 from dra.telemetry.threads import start_thread
 
@@ -78,6 +79,7 @@ class Daemon:
         self.keeper_presence = KeeperPresence(
             self.sharing.keeper,
             lambda present: self.pool.mps_is(present),  # noqa: PLW0108 - the pool is made below
+            folder=mps_folder(self.engine.settings.state_dir),
         )
         self.sharing.keeper.promised = self.keeper_presence.present
         self.pool = parts.pool_of(self)

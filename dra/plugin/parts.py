@@ -190,6 +190,7 @@ def pool_of(daemon: Daemon) -> PoolSource:
         keeps_counters=lambda version: server_keeps_counters(client, version, **names),
         keeps_shares=lambda version: server_keeps_shares(client, version, **names),
         settings=settings.gpus,
+        mps=daemon.keeper_presence.present(),
         on_problem=NodeEvents(daemon.events, settings.node_name).problem,
         on_shared=daemon.keeper_presence.begin,
     )

@@ -37,6 +37,7 @@ class PoolSource:
         keeps_counters: asks a server of this version whether it does; None if it did not say.
         keeps_shares: the same for devices that several claims share; asked where the settings want any.
         settings: what holds for each GPU.
+        mps: whether MPS daemons can be had on this node, as far as is known at the start; see `mps_is`.
         on_problem: hears once of each device that could not be published as it should be.
         on_shared: hears that something is shared, each time a pool is built so.
     """
@@ -51,6 +52,7 @@ class PoolSource:
         keeps_counters: Callable[[tuple[int, int]], bool | None] = lambda _version: None,
         keeps_shares: Callable[[tuple[int, int]], bool | None] = lambda _version: None,
         settings: NodeSettings = NO_SETTINGS,
+        mps: bool = False,
         on_problem: Callable[[SliceProblem], None] = lambda _problem: None,
         on_shared: Callable[[], None] = lambda: None,
     ) -> None:
@@ -58,7 +60,7 @@ class PoolSource:
         self._keeps_counters, self._keeps_shares = keeps_counters, keeps_shares
         # The version for which it was asked; None: not yet.
         self._shares_asked: tuple[int, int] | None = None
-        self._settings, self._mps, self._on_problem = settings, False, on_problem
+        self._settings, self._mps, self._on_problem = settings, mps, on_problem
         self._on_shared = on_shared
         self._lock = threading.Lock()
         self._inventory: Inventory | None = None

@@ -11,7 +11,7 @@ from dra.errors import ConfigError
 from dra.host.paths import HostPaths
 from dra.inventory.model import Inventory
 from dra.nvml.session import NvmlSession
-from dra.plugin.keeper_presence import KeeperPresence
+from dra.plugin.keeper_presence import answers
 from dra.plugin.sharing_ports import ComputeModePort, SmiTimeSlices
 from dra.prepare.effects import Revive
 from dra.prepare.model import Notice, Notify
@@ -108,8 +108,8 @@ class HeardKeeper(KeeperClient):
     promised: Callable[[], bool] = staticmethod(lambda: False)
 
     def available(self) -> bool:
-        """Say whether claims are to be held by its daemons."""
-        return KeeperPresence(self, lambda _present: None).answers() or self.promised()
+        """Say whether claims are to be held by its daemons. It is asked only where nothing was promised yet."""
+        return self.promised() or answers(self)
 
     def ensure(self, spec: DaemonSpec) -> None:
         """Have a daemon run. Raises DraError."""

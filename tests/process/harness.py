@@ -274,12 +274,13 @@ class Node:
         pods: tuple[str, ...] = ("p",),
         admin: bool = False,
         share: str = "",
+        consumed: dict[str, str] | None = None,
         configs: tuple[dict[str, Any], ...] = (),
     ) -> dict[str, Any]:
         """Create a claim that the scheduler has given these devices, reserved for pods.
 
-        `admin`: for monitoring. `share`: the share id, if the devices are given out in shares. `configs`: opaque
-        parameters for all requests.
+        `admin`: for monitoring. `share`: the share id, if the devices are given out in shares; `consumed`: what it
+        takes of their capacities. `configs`: opaque parameters for all requests.
         """
         access = {"adminAccess": True} if admin else {}
         requests = [
@@ -299,7 +300,8 @@ class Node:
         )
         results = [
             {"request": f"r{index}", "driver": DRIVER, "pool": NODE, "device": device, **access,
-             **({"shareID": share} if share else {})}
+             **({"shareID": share} if share else {}),
+             **({"consumedCapacity": consumed} if consumed else {})}
             for index, device in enumerate(devices)
         ]  # fmt: skip
         made["status"] = {

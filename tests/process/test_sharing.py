@@ -184,6 +184,37 @@ def test_without_a_keeper_the_pod_waits_and_is_told_why(node):
     assert is_clean(node)
 
 
+def test_a_share_is_never_without_its_limits_when_keeper_and_plugin_restart_together(node):
+    """What one process published as held by the keeper, the next one does not give out unheld while it is away."""
+
+    def enforced():
+        return {
+            device["attributes"]["gpudra.dev/enforcement"]["string"]
+            for each in node.slices()
+            for device in each["spec"].get("devices", ())
+        }
+
+    kubelet, daemon, before = start(node, "--sharing=4")
+    wait_until(lambda: enforced() == {"per-process"}, what="the shares are published as held")
+    node.mps.stop(kill=True)
+    daemon.kill()
+    node.daemon("--sharing=4")
+    wait_back(kubelet, before)
+    share = {"share": "00000000-0000-4000-8000-000000000001", "consumed": {"shares": "1"}}
+    pod = node.pod("p", node.claim("share", "gpu-0", **share))
+    with pytest.raises(PrepareError, match="DRA-MPS-KEEPER-ABSENT"):
+        kubelet.run_pod(pod)
+    assert enforced() == {"per-process"}
+    node.keeper()
+    view = kubelet.run_pod(pod).views["main"]
+    assert view.env["GPUDRA_SHARE_ENFORCEMENT"] == "per-process"
+    assert f"set_default_device_pinned_mem_limit {gpu(node).uuid} {view.env['GPUDRA_SHARE_MEMORY_MIB']}M" in (
+        commands(node)
+    )
+    kubelet.stop_pod(pod)
+    assert is_clean(node)
+
+
 @pytest.mark.parametrize(
     "step",
     [

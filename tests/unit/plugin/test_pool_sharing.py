@@ -7,7 +7,7 @@ from dra.errors import HostError
 from dra.health.feed import HealthFeed
 from dra.inventory.diff import diff
 from dra.inventory.model import Inventory
-from dra.plugin.keeper_presence import KeeperPresence
+from dra.plugin.keeper_presence import AWAY_SECONDS, KeeperPresence
 from dra.plugin.pool_source import PoolSource
 from dra.plugin.ports import NodeEvents
 from tests.unit.inventory.inventory_samples import gpu, inventory
@@ -113,9 +113,17 @@ class Keeper:
             raise HostError("DRA-MPS-KEEPER-ABSENT", "nobody")
 
 
-def test_a_keeper_is_missed_only_when_it_stays_away():
-    keeper, told = Keeper(), []
-    presence = KeeperPresence(keeper, told.append)
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_keeper_is_missed_only_when_it_stays_away(tmp_path):
+    keeper, told, clock = Keeper(), [], Clock()
+    presence = KeeperPresence(keeper, told.append, folder=tmp_path / "mps", monotonic=clock)
     presence.look()
     assert told == []
     keeper.there = True
@@ -125,14 +133,57 @@ def test_a_keeper_is_missed_only_when_it_stays_away():
     keeper.there = False
     for _ in range(3):
         presence.look()
+        clock.now += AWAY_SECONDS / 3 - 1
+    presence.look()
     assert told == [True]
     keeper.there = True
     presence.look()
     keeper.there = False
-    for _ in range(5):
-        presence.look()
+    presence.look()
+    clock.now += AWAY_SECONDS - 1
+    presence.look()
+    assert told == [True]
+    clock.now += 1
+    presence.look()
     assert told == [True, False]
-    assert presence.answers() is False
+    assert presence.present() is False
+
+
+def test_what_was_published_of_a_keeper_is_known_to_the_next_process(tmp_path):
+    keeper, told, clock = Keeper(), [], Clock()
+
+    def started():
+        return KeeperPresence(keeper, told.append, folder=tmp_path / "mps", monotonic=clock)
+
+    assert started().present() is False
+    keeper.there = True
+    started().look()
+    keeper.there = False
+    second = started()
+    assert second.present() is True
+    second.look()
+    clock.now += AWAY_SECONDS
+    second.look()
+    assert told == [True, False]
+    assert started().present() is False
+
+
+def test_a_disk_that_refuses_keeps_nobody_from_seeing_the_keeper(tmp_path):
+    (tmp_path / "mps").write_text("a file in the way")
+    keeper, told, clock = Keeper(), [], Clock()
+    keeper.there = True
+    presence = KeeperPresence(keeper, told.append, folder=tmp_path / "mps", monotonic=clock)
+    presence.look()
+    keeper.there = False
+    presence.look()
+    clock.now += AWAY_SECONDS
+    presence.look()
+    assert told == [True, False]
+
+
+def test_the_first_pool_says_what_was_published_before():
+    _, pools, _ = source("4", mps=True)
+    assert enforcement(pools[0]) == {"per-process"}
 
 
 def test_the_keeper_is_looked_at_only_where_something_is_shared():
