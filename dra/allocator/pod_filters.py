@@ -23,7 +23,7 @@ class PodObstacle:
     """Why a node does not suit a pod.
 
     Attributes:
-        kind: `unschedulable`, `node-name`, `taint`, `node-selector`, `resource` or `pods`.
+        kind: `unschedulable`, `node-name`, `taint`, `node-selector`, `resource`, `pods`, `plugin-short` or `no-class`.
         text: the scheduler's words.
         detail: the taint, label or amounts that are in the way.
     """

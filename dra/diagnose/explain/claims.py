@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dra.allocator.extended import EXTENDED_CLAIM_ANNOTATION
+from dra.api.fractions import CLAIM_PREFIX
 from dra.diagnose.explain.cluster import CLAIM, NAMESPACE, TEMPLATE, Cluster, Json, since_text
 from dra.diagnose.explain.model import Reason
 from dra.diagnose.explain.prepare import event_text, events_of
@@ -99,7 +100,9 @@ def _not_created(pod: Json, entry: Json, cluster: Cluster) -> Reason:
         return Reason(
             "template-missing",
             f"claim {entry['name']} is to be made from template {template_name}, which does not exist in {namespace}",
-            "Create the ResourceClaimTemplate; the claim is made a moment later.",
+            "dra fleet makes it of what the pod asks for, within seconds; if not, check that it runs and look at its log."
+            if entry["name"].startswith(CLAIM_PREFIX)
+            else "Create the ResourceClaimTemplate; the claim is made a moment later.",
             claim=entry["name"],
         )
     unlabelled = _admin_unlabelled(template, namespace, cluster)

@@ -62,7 +62,10 @@ def _constraint_reason(case: Combination, claim: Json, constraint: Json) -> Node
     values = _free_values(case, claim, name)
     seen = ", ".join(f"{value} ×{count}" for value, count in sorted(values.items())[:8])
     text = f"{kind} {name}{which} cannot be met by the free devices"
-    return NodeReason("constraint", _name(claim), "", f"{text}; they have {seen}" if seen else text)
+    others = "have one value in common" if kind == "matchAttribute" else "have other values"
+    held = any(item.stage == "held" for request in case.requests for item in request.devices)
+    remedy = "Relax the constraint" + (f", or wait until devices that {others} are free." if held else ".")
+    return NodeReason("constraint", _name(claim), "", f"{text}; they have {seen}" if seen else text, remedy)
 
 
 def _free_values(case: Combination, claim: Json, name: str) -> Counter[str]:

@@ -105,12 +105,13 @@ class RequestOutcome:
 
 @dataclass(frozen=True, slots=True)
 class NodeReason:
-    """Why a node cannot give a request its devices."""
+    """Why a node cannot give a request its devices; `remedy` where it is another than is usual for the code."""
 
     code: str
     claim: str
     request: str
     text: str
+    remedy: str = ""
 
 
 @dataclass(slots=True)

@@ -25,8 +25,8 @@ def reasons_of(
     elif counts["free"] >= needed or funnel.multi_free:
         return []
 
-    def reason(code: str, text: str) -> NodeReason:
-        return NodeReason(code, asked.claim, asked.name, text)
+    def reason(code: str, text: str, remedy: str = "") -> NodeReason:
+        return NodeReason(code, asked.claim, asked.name, text, remedy)
 
     present = _present(asked, pools)
     if not present:
@@ -88,9 +88,9 @@ def _pool_reason(why: str, pools: Sequence[Pool]) -> tuple[str, str]:
     return ("pool-invalid" if any(pool.invalid for pool in pools) else "pool-incomplete"), why
 
 
-def _no_slice(asked: Asked, node: Mapping[str, Any], drivers: DriverState) -> tuple[str, str]:
+def _no_slice(asked: Asked, node: Mapping[str, Any], drivers: DriverState) -> tuple[str, str, str]:
     driver = ", ".join(sorted(asked.selectors.drivers()))
-    why = drivers.why_no_slice(node, driver)
+    why, remedy = drivers.no_slice(node, driver)
     if why:
-        return "slice-missing", why
-    return "no-devices", f"no devices{f' of {driver}' if driver else ''}"
+        return "slice-missing", why, remedy
+    return "no-devices", f"no devices{f' of {driver}' if driver else ''}", ""

@@ -25,6 +25,7 @@ from dra.diagnose.explain.node_reasons import reasons_of
 from dra.diagnose.explain.plugin_state import DriverState
 from dra.diagnose.explain.requests import Asked, Reader
 from dra.diagnose.explain.selectors import Budget, TooCostly
+from dra.diagnose.explain.written import WrittenBy
 
 # Devices tried in one search, and in all of them together, before a node counts as not searched.
 MAX_STEPS = 20_000
@@ -53,6 +54,8 @@ class Survey:
     asked: list[Asked] = field(default_factory=list)
     funnels: dict[tuple[str, str, str], Funnel] = field(default_factory=dict)
     pools: dict[str, Sequence[Pool]] = field(default_factory=dict)
+    written: WrittenBy = field(default_factory=lambda: WrittenBy(None, {}))
+    namespace: str = ""
 
 
 class Surveyor:
@@ -77,7 +80,8 @@ class Surveyor:
 
     def look(self, wanted_: Wanted) -> Survey:
         """Judge every node."""
-        survey = Survey()
+        survey = Survey(written=WrittenBy(wanted_.pod, self.by_resource))
+        survey.namespace = str((wanted_.pod or {"metadata": {}})["metadata"].get("namespace") or "")
         reader = Reader(self.cluster, survey.faults, survey.asked, self.budget)
         for claim in wanted_.fresh:
             reader.read(claim)
@@ -197,7 +201,8 @@ class Surveyor:
                 if resource in served
                 else f"it has no {resource} from a device plugin, and no DeviceClass stands for that name"
             )
-            outcome.obstacles.append(PodObstacle("extended-resource", reason, why))
+            kind = "plugin-short" if resource in served else "no-class"
+            outcome.obstacles.append(PodObstacle(kind, reason, why))
         return served
 
     def _extended(self, pod: Json | None) -> Json | None:

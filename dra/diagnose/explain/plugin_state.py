@@ -47,25 +47,38 @@ class DriverState:
 
     def why_no_slice(self, node: Mapping[str, object], driver: str) -> str:
         """Say why a node has no slice of a driver, if there is a sign that it should; empty if there is none."""
+        return self.no_slice(node, driver)[0]
+
+    def no_slice(self, node: Mapping[str, object], driver: str) -> tuple[str, str]:
+        """Give that and what to do, where it is another thing than to look at the driver's pod."""
         if not self._cluster.knows(NODE):
-            return ""
+            return "", ""
         metadata = node.get("metadata")
         assert isinstance(metadata, Mapping)
         not_ready = self.not_ready(node)
         pods = self.plugins(str(metadata["name"]))
         broken = next((pod for pod in pods if pod.trouble), None)
         if broken is not None:
-            return f"driver pod {broken.name} {broken.trouble}" + (f"; {not_ready}" if not_ready else "")
+            return f"driver pod {broken.name} {broken.trouble}" + (f"; {not_ready}" if not_ready else ""), ""
         if pods:
             since = since_text(pods[0].ready_since, self._cluster.now)
-            return f"driver pod {pods[0].name} runs{since} and has published no slice of {driver or 'its devices'}"
+            return (
+                f"driver pod {pods[0].name} runs{since} and has published no slice of {driver or 'its devices'}",
+                "",
+            )
         labels = metadata.get("labels") or {}
         label = next((name for name in _GPU_LABELS if labels.get(name) == "true"), "")
         if label and not_ready:
-            return f"{not_ready} (it has label {label})"
+            remedy = (
+                f"Bring the node back; kubectl describe node {metadata['name']} says why it is not ready."
+            )
+            return f"{not_ready} (it has label {label})", remedy
         if label and self._cluster.knows(POD):
-            return f"it has label {label}, but no pod of a DRA driver runs there"
-        return ""
+            remedy = (
+                "Install the driver; if it is, see why its DaemonSet leaves the node out (labels, taints)."
+            )
+            return f"it has label {label}, but no pod of a DRA driver runs there", remedy
+        return "", ""
 
 
 def _is_plugin(pod: Json) -> bool:

@@ -11,6 +11,7 @@ from dra.allocator.capacity import requested
 from dra.allocator.model import MAX_RESULTS
 from dra.cel import CelCompileError, compile_selector
 from dra.cel.selector import COST_LIMIT
+from dra.diagnose.explain.claims import is_special
 from dra.diagnose.explain.cluster import CLASS, Cluster, Json
 from dra.diagnose.explain.model import Reason
 from dra.diagnose.explain.selectors import Budget, NamedSelector, RequestSelectors
@@ -64,14 +65,17 @@ class Reader:
                 self._one(name, full, group, body)
             least += min(counts)
         if least > MAX_RESULTS:
-            self.faults.append(
-                Reason(
-                    "too-many-devices",
-                    f"claim {name} asks for {least} devices; a claim can have {MAX_RESULTS}",
-                    "Spread the devices over several claims of the pod, or over several pods.",
-                    claim=name,
-                )
+            who, remedy = (
+                f"claim {name}",
+                "Spread the devices over several claims of the pod, or over several pods.",
             )
+            if is_special(claim):
+                who = "the claim for the pod's extended resources"
+                remedy = (
+                    "Spread the devices over several pods, or name several claims in place of the resources."
+                )
+            text = f"{who} asks for {least} devices; a claim can have {MAX_RESULTS}"
+            self.faults.append(Reason("too-many-devices", text, remedy, claim=name))
 
     def _one(self, claim: str, full: str, group: int, body: Mapping[str, Any]) -> None:
         class_name = body.get("deviceClassName") or ""

@@ -11,7 +11,17 @@ from dra.diagnose.explain.cluster import CLAIM, NODE, POD
 from dra.diagnose.explain.misses import lines_of, nearest
 from dra.diagnose.explain.model import DeviceOutcome, NodeOutcome, NodeReason, Reason
 from dra.diagnose.explain.nodes import Survey, Surveyor
+from dra.diagnose.explain.remedies import (
+    REMEDIES,
+    TITLES,
+    capacity,
+    failing,
+    no_match,
+    obstacle_remedy,
+    taint,
+)
 from dra.diagnose.explain.requests import Asked
+from dra.diagnose.explain.written import Written
 
 # Lines of one reason in the short form; all nodes are in the wide one.
 MAX_LINES = 4
@@ -107,9 +117,7 @@ class Summary:
                     " this ends the scheduling attempt for all nodes"
                 )
                 remedy = outcome.trace.remedy if outcome.trace else ""
-            remedy = remedy or (
-                'Test the driver first, and guard the attribute: device.driver == "…" && …, has(…) or .?name.orValue(…).'
-            )
+            remedy = failing(details, remedy)
         elif code == "pool-incomplete":
             remedy = "Wait until the driver has published the pool; if it stays so, look at the driver's log on that node."
         elif code == "pool-invalid":
@@ -145,7 +153,7 @@ class Summary:
 
     def _obstacles(self, blocked: Sequence[NodeOutcome]) -> Reason:
         texts = Counter(node.obstacles[0].text for node in blocked)
-        kinds = {node.obstacles[0].kind for node in blocked}
+        firsts = [node.obstacles[0] for node in blocked]
         lines = [
             f"{node.name}: {'; '.join(item.detail for item in node.obstacles)}"
             for node in blocked[:MAX_LINES]
@@ -159,7 +167,7 @@ class Summary:
         return Reason(
             "pod-unschedulable",
             message,
-            _obstacle_remedy(kinds),
+            obstacle_remedy(firsts, self._survey.namespace),
             _cut(lines, len(blocked)),
             nodes=names,
         )
@@ -239,13 +247,10 @@ class Summary:
     def _no_match(self, group: Group, asked: Asked | None) -> tuple[str, str, list[str]]:
         outcomes = list(self._outcomes(group))
         found = nearest(outcomes)
-        what = f"class {asked.class_name}" if asked else "the request"
         lines: list[str] = []
         if found is not None and asked is not None:
             lines = lines_of(found, asked, self._device(found.node, found.outcome.device))
-            if found.trace.stage != "class":
-                what = f"the selectors of request {asked.name}"
-        remedy = "Correct the selector, or name a class that has such devices; dra explain -o wide shows every device."
+        what, remedy = no_match(asked, self._written(group), found)
         return f"none of the {len(outcomes)} devices on {group.where} matches {what}", remedy, lines
 
     def _too_many(self, group: Group, asked: Asked | None) -> tuple[str, str, list[str]]:
@@ -297,7 +302,7 @@ class Summary:
                 taints.setdefault(outcome.detail, []).append(f"{outcome.device.device} on {node}")
         count = sum(map(len, taints.values()))
         lines = [f"{text}: {_names(devices)}" for text, devices in list(taints.items())[:MAX_LINES]]
-        remedy = "Repair the device (dra doctor on its node says what is wrong), or tolerate the taint in the request."
+        remedy = taint(self._written(group))
         word = "device is" if count == 1 else "devices are"
         return f"{count} matching {word} tainted on {group.where}", remedy, list(_cut(lines, len(taints)))
 
@@ -318,11 +323,16 @@ class Summary:
         texts: dict[str, list[str]] = {}
         for node, reason in group.found:
             texts.setdefault(reason.text, []).append(node.name)
-        remedy = _REMEDIES.get(group.code, "")
+        remedy = group.found[0][1].remedy or REMEDIES.get(group.code, "")
+        if group.code == "capacity":
+            remedy = capacity(self._written(group))
         if len(texts) == 1:
             return f"{group.where}: {next(iter(texts))}", remedy, []
         lines = [f"{_where(names)}: {text}" for text, names in list(texts.items())[:MAX_LINES]]
-        return f"{group.where}: {_TITLES.get(group.code, group.code)}", remedy, list(_cut(lines, len(texts)))
+        return f"{group.where}: {TITLES.get(group.code, group.code)}", remedy, list(_cut(lines, len(texts)))
+
+    def _written(self, group: Group) -> Written:
+        return self._survey.written.of(group.claim, group.request)
 
     # -- looking up --------------------------------------------------------------------------------
 
@@ -336,45 +346,6 @@ class Summary:
     def _device(self, node: str, device_id: DeviceId) -> Device | None:
         pools = self._survey.pools.get(node, ())
         return next((item for pool in pools for item in pool.devices if item.id == device_id), None)
-
-
-_TITLES = {
-    "fragmented": "enough is free in total, but not on one GPU",
-    "short": "what is left of the shared counters or capacity is not enough",
-    "pool-incomplete": "the pool is incomplete",
-    "pool-invalid": "the pool is invalid",
-    "slice-missing": "the driver has not published its devices",
-    "pool-empty": "the driver has published no devices",
-    "capacity": "no device is large enough",
-    "constraint": "a constraint cannot be met",
-    "compete": "requests need the same devices",
-}
-_REMEDIES = {
-    "fragmented": "Wait until a GPU is free of its small shares, ask for a smaller piece, or move a pod that holds one.",
-    "short": "Wait until a holder ends, or ask for a smaller piece.",
-    "pool-incomplete": "The driver is publishing it; if it stays so, look at the driver's log on that node.",
-    "pool-invalid": "Correct what the driver publishes; its slices contradict each other.",
-    "slice-missing": "Look at the driver's pod and log on that node; dra doctor there finds the broken step.",
-    "pool-empty": "Run dra doctor on that node: the driver runs but sees no usable GPU.",
-    "capacity": "Ask for less capacity, or for devices of another class.",
-    "constraint": "Relax the constraint, or free devices that share the attribute.",
-    "compete": "Ask for fewer devices, or let requests share one.",
-    "too-costly": "Simplify the selectors: the scheduler pays for their loops too, on every device.",
-    "too-long": "Simplify the claim: fewer alternatives and constraints.",
-}
-
-
-def _obstacle_remedy(kinds: set[str]) -> str:
-    words = {
-        "taint": "tolerate the node's taint",
-        "node-selector": "correct the pod's nodeSelector or affinity (or the node's labels)",
-        "resource": "free or ask for less of that resource",
-        "unschedulable": "uncordon the node",
-        "pods": "free a pod slot on the node",
-        "extended-resource": "give a DeviceClass that extendedResourceName, or wait until the device plugin has some left",
-    }
-    text = ", or ".join(words[kind] for kind in words if kind in kinds)
-    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def _where(names: Sequence[str]) -> str:
