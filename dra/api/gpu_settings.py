@@ -28,7 +28,7 @@ TaintEffect = Literal["NoSchedule", "NoExecute", "None"]
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 ENFORCEMENTS: tuple[EnforcementMode, ...] = get_args(EnforcementMode)
-# More would be a typing error: MPS serves 48 clients of a GPU, and a share of a GPU of less than a thousandth is none.
+# More would be a typing error: a share of a GPU of less than a thousandth is none.
 MAX_SHARES = 1000
 
 

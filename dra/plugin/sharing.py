@@ -94,9 +94,9 @@ class Sharing(Generic[K]):
         return lambda reason, message: self._notify(Notice(context.claim, reason, message))
 
     def _tell_of_share(self, context: SharingContext) -> Tell:
-        # That nothing holds is for the owner to weigh; the rest is how it should be.
+        # That nothing holds, or may not, is for the owner to weigh; the rest is how it should be.
         return lambda reason, message: self._notify(
-            Notice(context.claim, reason, message, warning=reason == "ShareNotEnforced")
+            Notice(context.claim, reason, message, warning=reason in ("ShareNotEnforced", "ShareManyDaemons"))
         )
 
 

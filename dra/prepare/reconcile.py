@@ -94,7 +94,8 @@ class Reconciler:
             settings=self._ports.settings(),
             shares=self._ports.shares,
         )
-        return plan_prepare(view, node, SharingContext(ref, self._open_effects), holder=holder)
+        context = SharingContext(ref, self._open_effects, inventory.cuda_version)
+        return plan_prepare(view, node, context, holder=holder)
 
     def _carry_out(
         self, ref: ClaimRef, view: ClaimView, plan: Plan, previous: Record | None

@@ -109,8 +109,9 @@ def build_pool(
             names.add(shared["name"])
         for device in devices:
             shared_out = share_device(
-                device, gpu, settings=settings, features=features, mps=mps, problems=problems
-            )
+                device, gpu, settings=settings, features=features, mps=mps,
+                cuda_version=inventory.cuda_version, problems=problems,
+            )  # fmt: skip
             fit = _fit(with_extra_attributes(shared_out, own), problems)
             name = device["name"]
             if fit is None or not _is_free(name, names, gpu, problems):

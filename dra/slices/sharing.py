@@ -9,11 +9,13 @@ partition go together with partitions that are made on demand. Source: KEP-5075,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from dra.api.gpu_settings import GpuIdentity, NodeSettings, SharingSettings
 from dra.inventory.model import Gpu
+from dra.inventory.names import MigName, is_profile, parse_device_name
 from dra.slices.devices import SliceProblem
 from dra.slices.features import ServerFeatures
 from dra.slices.rules import quantity_of
@@ -36,6 +38,14 @@ SHARES = "shares"
 MIB = 1 << 20
 # From this compute capability on (Volta) MPS knows limits. Source: MPS documentation, architecture.
 _MPS_LIMITS_SINCE = (7, 0)
+# Clients that one MPS server serves of one GPU from Volta on, and since which CUDA version of the driver it is more.
+# Source: MPS documentation, client-server connection limits.
+_CLIENTS, _MORE_CLIENTS, _MORE_SINCE = 48, 60, (13, 1)
+# Compute slices of a GPU whose profiles are not known.
+_USUAL_SLICES = 7
+_SLICES = re.compile(r"(\d+)g")
+# Code of the problem that the clients of a card are fewer than its shares.
+TOO_MANY = "DRA-SLICE-CLIENTS"
 
 
 def identity_of(gpu: Gpu) -> GpuIdentity:
@@ -57,6 +67,40 @@ def enforcement_of(gpu: Gpu, sharing: SharingSettings, *, mps: bool) -> Enforcem
     return "cooperative" if sharing.enforcement == "cooperative" else "per-process"
 
 
+def mps_clients(gpu: Gpu, device: str, cuda_version: tuple[int, int] | None) -> int:
+    """Give how many clients one MPS server serves of a device of a GPU at once.
+
+    Of a MIG device it is the part that its compute slices are of the GPU's.
+    Source: MPS documentation, client-server connection limits; MIG user guide, CUDA MPS.
+
+    Args:
+        gpu: of compute capability 7.0 or more.
+        device: the GPU, or a MIG device of it, by its published name.
+        cuda_version: the newest CUDA version that the driver knows; None: not known.
+    """
+    clients = _MORE_CLIENTS if cuda_version is not None and cuda_version >= _MORE_SINCE else _CLIENTS
+    name = parse_device_name(device)
+    if not isinstance(name, MigName):
+        return clients
+    profiles = (*gpu.mig_profiles, *(mig.profile for mig in gpu.mig_devices))
+    most = max((_compute_slices(profile.name) for profile in gpu.mig_profiles), default=_USUAL_SLICES)
+    own = next(
+        (
+            each.name
+            for each in profiles
+            if each.profile_id == name.profile_id and is_profile(name, each.name)
+        ),
+        name.profile,
+    )
+    return max(1, clients * min(_compute_slices(own), most) // most)
+
+
+def _compute_slices(profile: str) -> int:
+    """Give the compute slices of a profile by its name (`3g.40gb`)."""
+    found = _SLICES.match(profile)
+    return int(found[1]) if found else 1
+
+
 def share_device(
     device: dict[str, Any],
     gpu: Gpu,
@@ -64,6 +108,7 @@ def share_device(
     settings: NodeSettings,
     features: ServerFeatures,
     mps: bool,
+    cuda_version: tuple[int, int] | None,
     problems: list[SliceProblem],
 ) -> dict[str, Any]:
     """Give a device as its GPU's settings have it shared.
@@ -88,7 +133,10 @@ def share_device(
         return device
     capacity = _capacities(device.get("capacity") or {}, sharing)
     attributes = {**device["attributes"], SHARING: {"string": sharing.strategy}}
-    attributes[ENFORCEMENT] = {"string": enforcement_of(gpu, sharing, mps=mps)}
+    enforcement = enforcement_of(gpu, sharing, mps=mps)
+    attributes[ENFORCEMENT] = {"string": enforcement}
+    if enforcement == "cooperative":
+        _check_clients(name, sharing, mps_clients(gpu, name, cuda_version), problems)
     if sharing.strategy == "shares":
         attributes[REPLICAS] = {"int": sharing.shares}
         total = _amount(capacity.get(MEMORY, {}))
@@ -96,6 +144,18 @@ def share_device(
             attributes[MEMORY_PER_SHARE] = {"int": total // sharing.shares}
     shared = {**device, "attributes": attributes, "allowMultipleAllocations": True}
     return {**shared, "capacity": capacity} if capacity else shared
+
+
+def _check_clients(name: str, sharing: SharingSettings, clients: int, problems: list[SliceProblem]) -> None:
+    if sharing.strategy == "shares" and sharing.shares > clients:
+        problems.append(
+            SliceProblem(
+                name, SHARES, TOO_MANY,
+                f"{name}: of its {sharing.shares} shares no more than {clients} claims can be prepared: they have one MPS "
+                f"server in common, which serves {clients} clients of the device",
+                f"Cut it into {clients} shares or fewer, or give each claim a daemon of its own (per-process).",
+            )
+        )  # fmt: skip
 
 
 def shared_memory(total: int) -> int:

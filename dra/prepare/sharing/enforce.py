@@ -35,8 +35,7 @@ from dra.prepare.sharing.mps import (
     MpsPlanner,
     card_daemon_id,
 )
-from dra.prepare.sharing.mps_model import max_clients
-from dra.slices.sharing import MIB, Enforcement, enforcement_of
+from dra.slices.sharing import MIB, Enforcement, enforcement_of, mps_clients
 
 # What containers see of their share, with MPS and without.
 ENV_MEMORY, ENV_PERCENT, ENV_ENFORCEMENT = (
@@ -132,14 +131,15 @@ class ShareEnforcer:
             mps = self._has_mps(share for _, share in found)
             held = [HeldShare(device, share, _means(device, share, mps=mps)) for device, share in found]
             self._say(held, context)
-        return merge_plans(self._group(group, context) for group in _groups(held))
+            self._warn_of_many(held, context)
+        return merge_plans(self._group(group, context, holder=holder) for group in _groups(held))
 
     def _has_mps(self, shares: Iterable[Share]) -> bool:
         # Nobody asks the keeper where nothing is to be held.
         wanted = any(share.sharing.enforcement != "none" and share.limited for share in shares)
         return wanted and self._mps is not None and self._available()
 
-    def _group(self, held: Sequence[HeldShare], context: SharingContext) -> SharingPlan:
+    def _group(self, held: Sequence[HeldShare], context: SharingContext, *, holder: bool) -> SharingPlan:
         """Plan shares that have one daemon, or none, in common."""
         enforcement = held[0].enforcement
         env = _environment(held)
@@ -152,6 +152,8 @@ class ShareEnforcer:
             plan_compute_mode(self._modes, gpu, "DEFAULT", context, tell=tell) for gpu in gpus.values()
         ]
         if enforcement == "cooperative":
+            if not holder:
+                _check_clients(held[0].device, context)
             plan = self._on_the_cards_daemon(held[0], context, env)
         else:
             plan = self._on_its_own_daemon(held, context, env)
@@ -174,22 +176,9 @@ class ShareEnforcer:
         self, held: HeldShare, context: SharingContext, env: tuple[str, ...]
     ) -> SharingPlan:
         assert self._mps is not None
-        device = held.device
-        name = _card_daemon(device)
-        others = {each.ref.uid for each in context.others(KIND) if each.entry.args.get("id") == name}
-        most = max_clients(device.gpu.compute_capability)
-        if len(others) >= most:
-            raise DeviceError(
-                "DRA-SHARE-CLIENTS",
-                f"device {device.result.device} has {len(others)} claims on its MPS control daemon, which serves {most} "
-                "clients at once",
-                remedy="It is prepared once one of them ends; cut the card into fewer shares, or give each claim a daemon "
-                "of its own (per-process).",
-                retryable=True,
-                device=device.result.device,
-            )
+        device, limits = held.device, MpsLimits(multi_user=True)
         return self._mps.plan(
-            [device], context, limits=MpsLimits(multi_user=True), daemon_id=name, exclusive=False, env=env
+            [device], context, limits=limits, daemon_id=_card_daemon(device), exclusive=False, env=env
         )
 
     def _say(self, held: Sequence[HeldShare], context: SharingContext) -> None:
@@ -213,6 +202,25 @@ class ShareEnforcer:
                 text = f"{name}: nothing holds a process to it: {_why_not(each)}"
                 self._tell(context)("ShareNotEnforced", text)
 
+    def _warn_of_many(self, held: Sequence[HeldShare], context: SharingContext) -> None:
+        """Say where a device gets more servers than one server has room for clients.
+
+        NVIDIA's limit is each server's; nothing says how many servers a device bears beside each other.
+        """
+        for each in held:
+            if each.enforcement != "per-process":
+                continue
+            name = each.device.result.device
+            others = {other.ref.uid for other in context.others(KIND) if name in other.devices}
+            most = mps_clients(each.device.gpu, name, context.cuda_version)
+            if len(others) >= most:
+                self._tell(context)(
+                    "ShareManyDaemons",
+                    f"device {name}: {len(others) + 1} claims have an MPS control daemon of their own, and one server has "
+                    f"room for {most} clients; NVIDIA names no limit for several servers. If CUDA programs say that MPS "
+                    "has no resources left (cudaErrorMpsMaxClientsReached), cut the card into fewer shares",
+                )
+
 
 def check_strategy(group: ConfigGroup, settings: NodeSettings) -> None:
     """Refuse MPS of a configuration on parts of a card, which have daemons by themselves. NVIDIA's driver refuses it too.
@@ -231,6 +239,23 @@ def check_strategy(group: ConfigGroup, settings: NodeSettings) -> None:
             f"{group.config.kind} asks for strategy MPS on {', '.join(shares)}, of which the claim has a share only",
             remedy="Remove the sharing block: a share is held to its amount by MPS by itself. Or allocate the whole GPU.",
             device=shares[0],
+        )
+
+
+def _check_clients(device: SharedDevice, context: SharingContext) -> None:
+    """Refuse a claim for which the card's daemon has no room. Raises DeviceError: DRA-SHARE-CLIENTS."""
+    name = _card_daemon(device)
+    others = {each.ref.uid for each in context.others(KIND) if each.entry.args.get("id") == name}
+    most = mps_clients(device.gpu, device.result.device, context.cuda_version)
+    if len(others) >= most:
+        raise DeviceError(
+            "DRA-SHARE-CLIENTS",
+            f"device {device.result.device} has {len(others)} claims on its MPS control daemon, whose server has room "
+            f"for {most} clients at once",
+            remedy="It is prepared once one of them ends; cut the card into fewer shares, or give each claim a daemon "
+            "of its own (per-process).",
+            retryable=True,
+            device=device.result.device,
         )
 
 

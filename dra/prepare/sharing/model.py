@@ -64,21 +64,24 @@ class ConfigGroup:
 
 @dataclass(frozen=True, slots=True)
 class OpenEffect:
-    """An effect in the journal of some claim of this boot."""
+    """An effect in the journal of some claim of this boot; `devices` are those that the claim has for use."""
 
     ref: ClaimRef
     entry: JournalEntry
+    devices: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class SharingContext:
     """What a planner may know beside the group: whose claim it is, and the effects of all claims of this node.
 
-    `look` reads the journals; the claim's own effects are among them.
+    `look` reads the journals; the claim's own effects are among them. `cuda_version` is the newest that the node's
+    driver knows.
     """
 
     claim: ClaimRef
     look: Callable[[], Sequence[OpenEffect]] = tuple
+    cuda_version: tuple[int, int] | None = None
 
     def others(self, kind: str) -> tuple[OpenEffect, ...]:
         """Give the effects of a kind that other claims have."""
@@ -116,9 +119,10 @@ StrategyPlanner = Callable[[ConfigGroup, SharingContext], SharingPlan]
 def open_effects(records: Iterable[Record], boot_id: str) -> tuple[OpenEffect, ...]:
     """Give the effects of all records that hold something in this boot."""
     return tuple(
-        OpenEffect(record.ref, entry)
+        OpenEffect(record.ref, entry, devices)
         for record in records
         if record.holds(boot_id)
+        for devices in (frozenset(each.device for each in record.results if not each.admin_access),)
         for entry in record.journal
     )
 

@@ -32,19 +32,11 @@ CONTAINER_LOG = "/tmp/nvidia-mps-log"  # noqa: S108
 CONTAINER_SHM = "/dev/shm"  # noqa: S108
 MOUNT_OPTIONS = ("rw", "nosuid", "nodev", "bind")
 
-# Source: MPS documentation, "Client limits": 48 clients a GPU from Volta on, 16 before.
-_MAX_CLIENTS, _MAX_CLIENTS_OLD = 48, 16
 _VOLTA = (7, 0)
 
 # Part of a path; also what keeps it from leaving the folder.
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,180}", re.ASCII)
 _UUID = re.compile(r"(?:GPU|MIG)-[A-Za-z0-9-/]{1,120}", re.ASCII)
-
-
-def max_clients(compute_capability: tuple[int, int] | None) -> int:
-    """Give how many MPS clients a GPU serves at once."""
-    known = compute_capability is not None
-    return _MAX_CLIENTS_OLD if known and compute_capability < _VOLTA else _MAX_CLIENTS  # type: ignore[operator]
 
 
 def serves_several_users(compute_capability: tuple[int, int] | None) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dra.api.gpu_settings import parse_sharing
@@ -231,12 +233,36 @@ def test_cooperative_claims_have_the_cards_daemon_and_their_limits_in_the_enviro
     assert made.keeper.daemons == {}
 
 
-def test_a_cards_daemon_serves_no_more_claims_than_mps_has_clients(rig):
+@pytest.mark.parametrize(("cuda", "clients"), [((13, 0), 48), ((13, 1), 60), (None, 48)])
+def test_a_cards_daemon_serves_no_more_claims_than_mps_has_clients(rig, cuda, clients):
     made = rig("unlimited/cooperative")
-    for number in range(1, 49):
-        made.node.prepared(made.claim(number, part(number, memory="1Mi")))
-    error = made.node.refused(made.claim(49, part(49, memory="1Mi")))
+    made.node.inventory = replace(made.node.inventory, cuda_version=cuda)
+    refs = [made.claim(number, part(number, memory="1Mi")) for number in range(clients + 1)]
+    for ref in refs[:-1]:
+        made.node.prepared(ref)
+    error = made.node.refused(refs[-1])
     assert (error.code, error.retryable) == ("DRA-SHARE-CLIENTS", True)
+    assert f"room for {clients} clients" in error.message
+    made.node.unprepare(refs[0])
+    made.node.prepared(refs[-1])
+    # A driver that serves fewer takes nothing from who is there.
+    made.node.inventory = replace(made.node.inventory, cuda_version=(12, 0))
+    made.node.prepared(refs[-1])
+
+
+def test_more_daemons_on_a_card_than_one_server_has_clients_are_told_of(rig):
+    made = rig()
+    for number in range(48):
+        made.node.prepared(made.claim(number, part(number, shares="1", memory="1Mi")))
+    assert {reason for reason, _ in made.said} == {"ShareEnforced"}
+    made.node.prepared(made.claim(48, part(48, "gpu-1", shares="1", memory="1Mi")))
+    assert {reason for reason, _ in made.said} == {"ShareEnforced"}
+    ref = made.claim(49, part(49, shares="1", memory="1Mi"))
+    made.node.prepared(ref)
+    (text,) = [text for reason, text in made.said if reason == "ShareManyDaemons"]
+    assert "49 claims" in text
+    assert "48 clients" in text
+    assert made.env(ref)["GPUDRA_SHARE_ENFORCEMENT"] == "per-process"
 
 
 def test_a_share_without_any_amount_has_nothing_to_be_held_to(rig):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dra.api.gpu_settings import NodeSettings, parse_sharing
 from dra.slices.features import NEWEST, ServerFeatures
 from dra.slices.pool import build_pool
+from dra.slices.sharing import mps_clients
 from dra.slices.validate import validate_slices
 from tests.unit.inventory.inventory_samples import gpu, inventory, mig
 from tests.unit.slices.mig_machines import Scheduler, machine, slices_of
@@ -89,6 +90,35 @@ def test_what_is_shared_tells_how_and_what_is_not_is_as_nvidias_driver_publishes
 def test_enforcement_says_what_really_holds(sharing, mps, capability, holds):
     device = only(published(sharing, replace(L4, compute_capability=capability), mps=mps))
     assert device["attributes"]["gpudra.dev/enforcement"] == {"string": holds}
+
+
+@pytest.mark.parametrize(
+    ("device", "cuda", "clients"),
+    [
+        ("gpu-0", (13, 0), 48),
+        ("gpu-0", (13, 1), 60),
+        ("gpu-0", None, 48),
+        ("gpu-0-mig-1g10gb-19-0", (12, 8), 6),
+        ("gpu-0-mig-3g40gb-9-0", (12, 8), 20),
+        ("gpu-0-mig-3g40gb-9-0", (13, 1), 25),
+        ("gpu-0-mig-7g80gb-0-0", (12, 8), 48),
+        # A name of an old claim: the profile by its id only.
+        ("gpu-0-mig-9-0-4", (12, 8), 20),
+    ],
+)
+def test_a_partition_serves_its_part_of_the_clients(device, cuda, clients):
+    (first, *_) = machine("dgx-h100").gpus
+    assert mps_clients(first, device, cuda) == clients
+
+
+def test_more_shares_than_one_server_has_clients_are_told_where_claims_have_one_server():
+    (problem,) = published("100/cooperative", mps=True).problems
+    assert (problem.device, problem.code) == ("gpu-0", "DRA-SLICE-CLIENTS")
+    assert "48" in problem.message
+    assert problem.remedy
+    assert published("48/cooperative", mps=True).problems == ()
+    assert published("100/cooperative", mps=False).problems == ()
+    assert published("100", mps=True).problems == ()
 
 
 def test_each_gpu_is_shared_as_its_own_settings_say():
