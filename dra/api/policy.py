@@ -40,6 +40,9 @@ GROUP_VERSION = f"{GROUP}/{VERSION}"
 KIND = "GpuNodePolicy"
 INVALID = "DRA-POLICY-INVALID"
 
+# A label of the node, operator, values. Source: metav1.LabelSelectorRequirement.
+Requirement = tuple[str, str, tuple[str, ...]]
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -56,17 +59,35 @@ class Policy:
     created: str
     weight: int
     specificity: int
-    requirements: tuple[tuple[str, str, tuple[str, ...]], ...]
+    requirements: tuple[Requirement, ...]
     layers: tuple[SettingsLayer, ...]
 
     def chooses(self, labels: Mapping[str, str]) -> bool:
         """Whether it is for a node with these labels."""
-        return all(_holds(labels, *each) for each in self.requirements)
+        return _fits(self.requirements, labels)
 
     @property
     def rank(self) -> tuple[int, int]:
         """What must be equal for a conflict."""
         return self.specificity, self.weight
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadablePolicy:
+    """One that is not valid, or that is of a version which is not known here.
+
+    Args:
+        problem: what is wrong, with code and remedy.
+        requirements: of its node selector; None where not even that can be read.
+    """
+
+    name: str
+    problem: str
+    requirements: tuple[Requirement, ...] | None
+
+    def may_choose(self, labels: Mapping[str, str]) -> bool:
+        """Whether it is for a node with these labels, as far as can be known."""
+        return self.requirements is None or _fits(self.requirements, labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +162,28 @@ def decode_policy(body: Mapping[str, Any]) -> Policy:
         message = str(first["msg"]).removeprefix("Value error, ")
         raise _invalid(name, f"{path}: {message}", "See `kubectl explain gpunodepolicy.spec`.") from None
     return _policy(name, metadata, model)
+
+
+def read_policy(body: Mapping[str, Any]) -> Policy | UnreadablePolicy:
+    """Read a GpuNodePolicy; of one that is not valid give for which nodes it is."""
+    try:
+        return decode_policy(body)
+    except ConfigError as error:
+        return UnreadablePolicy(str(error.fields["policy"]), str(error), _requirements_of(body))
+
+
+def _requirements_of(body: Mapping[str, Any]) -> tuple[Requirement, ...] | None:
+    with PYDANTIC:
+        from pydantic import ValidationError
+
+        from dra.api.policy_models import NodeSelector
+    spec = body.get("spec")
+    if not isinstance(spec, Mapping):
+        return None
+    try:
+        return _requirements(NodeSelector.model_validate(_as_stored(spec.get("nodeSelector") or {})))
+    except ValidationError:
+        return None
 
 
 def _as_stored(spec: Any) -> Any:
@@ -218,12 +261,16 @@ def _policy(name: str, metadata: Mapping[str, Any], spec: PolicySpec) -> Policy:
     )
 
 
-def _requirements(selector: NodeSelector) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
-    found: list[tuple[str, str, tuple[str, ...]]] = [
+def _requirements(selector: NodeSelector) -> tuple[Requirement, ...]:
+    found: list[Requirement] = [
         (key, "In", (value,)) for key, value in sorted((selector.matchLabels or {}).items())
     ]
     found += [(each.key, each.operator, tuple(each.values or ())) for each in selector.matchExpressions or ()]
     return tuple(found)
+
+
+def _fits(requirements: Iterable[Requirement], labels: Mapping[str, str]) -> bool:
+    return all(_holds(labels, *each) for each in requirements)
 
 
 def _holds(labels: Mapping[str, str], key: str, operator: str, values: tuple[str, ...]) -> bool:

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _diff(client: KubeClient, args: argparse.Namespace) -> int:
-    from dra.api.policy import decode_policy
+    from dra.api.policy import read_policy
     from dra.diagnose.policy import diff_policies, fleet_gpus, with_files
     from dra.kube.resources import GPU_NODE_POLICIES, NODES, RESOURCE_CLAIMS, RESOURCE_SLICES
 
@@ -92,7 +92,7 @@ def _diff(client: KubeClient, args: argparse.Namespace) -> int:
     written = _policies_in(args.files)
     current = _list(client, GPU_NODE_POLICIES)
     after = with_files(current, written, args.delete)
-    before = [decode_policy(body) for body in current]
+    before = [read_policy(body) for body in current]
     gpus = fleet_gpus(_list(client, RESOURCE_SLICES), _list(client, RESOURCE_CLAIMS), driver=args.driver_name)
     labels = {
         str(node["metadata"]["name"]): node["metadata"].get("labels") or {} for node in _list(client, NODES)
@@ -119,6 +119,8 @@ def _print_diff(found: PolicyDiff) -> None:
             print(f"{each.node} may refuse it: {each.doubt}")
     for conflict in found.conflicts:
         print(f"conflict: {conflict}")
+    for held in found.held:
+        print(held)
 
 
 def _when(when: str, claims: tuple[str, ...]) -> str:
@@ -201,7 +203,7 @@ def _policies_in(files: list[str]) -> list[dict[str, Any]]:
 def _from_mig_parted(args: argparse.Namespace) -> int:
     import yaml
 
-    from dra.diagnose.policy import mig_parted
+    from dra.diagnose.mig_parted import mig_parted
     from dra.diagnose.validate_source import read_manifests
 
     manifests, findings, _ = read_manifests([args.file])

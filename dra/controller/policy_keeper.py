@@ -2,23 +2,24 @@
 
 For each GPU whose meaning is to change: taint it, so that nobody new gets it; wait until no allocation in the API and
 no claim on the node names it; write down that the change has begun; change; publish; take the taint away. What may
-change under a claim (attributes, a reservation, health rules) is published at once. While one of the policies that
-choose the node is invalid, everything stays as it is.
+change under a claim (attributes, a reservation, health rules) is published at once. While a policy that is for the
+node, or may be, is invalid, everything stays as it is.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from dra.api.gpu_settings import GpuSettings, NodeSettings, block_name
-from dra.api.policy import Policy, Resolution, conflicts_in_words, decode_policy, resolve
-from dra.controller.policy_model import GpuReport, NodeReport, PolicyPorts, PolicyTimings, State
+from dra.api.policy import Policy, Resolution, UnreadablePolicy, read_policy, resolve
+from dra.controller.policy_model import GpuReport, PolicyPorts, PolicyTimings, report_of, waiting_report
 from dra.controller.policy_plan import GpuPlan, plan_gpu
 from dra.controller.policy_state import AppliedFile, AppliedSettings
-from dra.errors import ConfigError, DraError
+from dra.controller.policy_tell import PolicyTeller
+from dra.errors import DraError
 from dra.inventory.allocations import claims_on_gpus
 from dra.inventory.model import Gpu, Inventory
 from dra.inventory.names import GpuName
@@ -28,7 +29,7 @@ from dra.prepare.layouts import LayoutRecord
 from dra.slices.sharing import identity_of
 from dra.slices.taints import Taint
 from dra.telemetry.log import error_fields, get_logger
-from dra.telemetry.threads import start_thread
+from dra.telemetry.threads import Loop
 
 log = get_logger()
 
@@ -55,7 +56,7 @@ class _World:
     """What the API says: None where it is not known yet."""
 
     policies: Mapping[str, Policy] | None = None
-    invalid: Mapping[str, ConfigError] = field(default_factory=dict)
+    unreadable: tuple[UnreadablePolicy, ...] = ()
     labels: Mapping[str, str] | None = None
 
 
@@ -88,13 +89,11 @@ class PolicyKeeper:
         self._settings = self._applied.over(base)
         self._world = _World()
         self._lock = threading.Lock()
-        self._wake = threading.Event()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._loop = Loop(
+            "policy", self.step, seconds=self._timings.idle, retry_seconds=self._timings.slow_poll
+        )
+        self._teller = PolicyTeller(ports.tell, ports.report)
         self._draining: dict[str, _Draining] = {}
-        self._told: dict[tuple[str, str], str] = {}
-        self._gpu_told: dict[str, GpuReport] = {}
-        self._reported: NodeReport | None = None
         self._led = False
 
     # -- for the daemon ----------------------------------------------------------------------------
@@ -122,64 +121,35 @@ class PolicyKeeper:
 
     def start(self) -> None:
         """Begin. Raises HostError: DRA-HOST-NO-THREADS."""
-        thread = threading.Thread(target=self._run, name="policy", daemon=True)
-        start_thread(thread)
-        self._thread = thread
+        self._loop.start()
 
     def stop(self, *, timeout_seconds: float = 5.0) -> bool:
         """End after the step under way; whether the thread is gone."""
-        self._stop.set()
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join(timeout_seconds)
-            return not self._thread.is_alive()
-        return True
+        return self._loop.stop(timeout_seconds=timeout_seconds)
 
     def policies_are(self, bodies: Iterable[Mapping[str, Any]]) -> None:
         """Take all GpuNodePolicies that there are; none, where the definition is not installed."""
-        valid: dict[str, Policy] = {}
-        invalid: dict[str, ConfigError] = {}
-        for body in bodies:
-            name = str((body.get("metadata") or {}).get("name") or "")
-            try:
-                valid[name] = decode_policy(body)
-            except ConfigError as error:
-                invalid[name] = error
-        self._see(policies=valid, invalid=invalid)
+        read = [read_policy(body) for body in bodies]
+        valid = {each.name: each for each in read if isinstance(each, Policy)}
+        unreadable = sorted(
+            (each for each in read if isinstance(each, UnreadablePolicy)), key=lambda each: each.name
+        )
+        with self._lock:
+            self._see(replace(self._world, policies=valid, unreadable=tuple(unreadable)))
 
     def labels_are(self, labels: Mapping[str, str]) -> None:
         """Take the labels of the node."""
-        self._see(labels=dict(labels))
+        with self._lock:
+            self._see(replace(self._world, labels=dict(labels)))
 
     def look(self) -> None:
         """Look now: the hardware or the claims changed."""
-        self._wake.set()
+        self._loop.wake()
 
-    def _see(self, **news: Any) -> None:
-        with self._lock:
-            world = _World(
-                news.get("policies", self._world.policies),
-                news.get("invalid", self._world.invalid),
-                news.get("labels", self._world.labels),
-            )
-            if world == self._world:
-                return
+    def _see(self, world: _World) -> None:
+        if world != self._world:
             self._world = world
-        self._wake.set()
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            self._wake.clear()
-            try:
-                pause = self.step()
-            except DraError as error:
-                log.warning("policy_step_failed", **error_fields(error))
-                pause = self._timings.slow_poll
-            except Exception as error:
-                # One bad moment must not end the keeping of policies for good.
-                log.exception("policy_step_failed", **error_fields(error))
-                pause = self._timings.slow_poll
-            self._wake.wait(pause)
+            self._loop.wake()
 
     # -- one step ----------------------------------------------------------------------------------
 
@@ -197,8 +167,9 @@ class PolicyKeeper:
             # Nothing is known: what held goes on, and what had begun stays held back.
             self._taint(self._applied.held_back)
             return self._timings.idle
-        if world.invalid:
-            self._refuse_all(world)
+        in_the_way = [each for each in world.unreadable if each.may_choose(world.labels)]
+        if in_the_way:
+            self._stand_still(in_the_way)
             return self._timings.idle
         inventory = self._ports.inventory()
         found = resolve(
@@ -207,7 +178,7 @@ class PolicyKeeper:
             gpus=[identity_of(gpu) for gpu in inventory.gpus],
             base=self._base,
         )
-        plans = [(gpu, self._plan(gpu, found)) for gpu in inventory.gpus if gpu.uuid and not gpu.unusable]
+        plans = self._plans(inventory, found.settings)
         self._forget_gone(inventory)
         self._apply_now(plans)
         self._drop_finished(plans)
@@ -218,7 +189,7 @@ class PolicyKeeper:
             for gpu, plan in plans
         ]
         self._hold_back_busy()
-        self._tell(found, world, reports)
+        self._teller.tell_progress(found, world.policies, reports)
         if not self._draining:
             return self._timings.idle
         now = self._clock.now()
@@ -228,18 +199,38 @@ class PolicyKeeper:
     def _follow(self) -> None:
         """Take what the instance that publishes has written down."""
         self._led, self._draining = False, {}
+        self._teller.forget()
         self._take(self._file.load())
         self._publish()
         self._taint(self._applied.held_back)
 
-    def _plan(self, gpu: Gpu, found: Resolution) -> GpuPlan:
-        identity = identity_of(gpu)
-        return plan_gpu(
-            gpu,
-            current=self._settings.of(identity),
-            wanted=found.settings.of(identity),
-            record=self._record(gpu),
-        )
+    def _stand_still(self, unreadable: Sequence[UnreadablePolicy]) -> None:
+        # What waits for a change that may not come is given out again; what has begun is not.
+        self._draining = {}
+        self._hold_back_busy()
+        # What held goes on: partitions that a reboot took away are made again.
+        reports = [
+            self._advance(gpu, plan)
+            if plan.step == "at-once" and gpu.uuid not in self._applied.changing
+            else report_of(gpu)
+            for gpu, plan in self._plans(self._ports.inventory(), self._settings)
+        ]
+        self._teller.tell_unreadable(unreadable, reports)
+
+    def _plans(self, inventory: Inventory, wanted: NodeSettings) -> list[tuple[Gpu, GpuPlan]]:
+        return [
+            (
+                gpu,
+                plan_gpu(
+                    gpu,
+                    current=self._settings.of(identity_of(gpu)),
+                    wanted=wanted.of(identity_of(gpu)),
+                    record=self._record(gpu),
+                ),
+            )
+            for gpu in inventory.gpus
+            if gpu.uuid and not gpu.unusable
+        ]
 
     def _record(self, gpu: Gpu) -> LayoutRecord | None:
         return None if self._ports.changer is None else self._ports.changer.record(gpu.uuid)
@@ -290,17 +281,17 @@ class PolicyKeeper:
 
     def _advance(self, gpu: Gpu, plan: GpuPlan) -> GpuReport:
         if plan.step == "refused" and plan.refused is not None:
-            return _report(gpu, "Refused", plan.refused)
+            return report_of(gpu, "Refused", plan.refused)
         if plan.step == "at-once":
             error = self._change(gpu, plan)
-            return _report(gpu) if error is None else _report(gpu, "Changing", error)
+            return report_of(gpu) if error is None else report_of(gpu, "Changing", error)
         way = self._draining.get(gpu.uuid)
         if way is None:
-            return _report(gpu)
+            return report_of(gpu)
         if way.given_up_at is not None:
             if self._clock.now() - way.given_up_at >= self._timings.retry:
                 self._draining[gpu.uuid] = _Draining(plan.wanted, self._clock.now())
-            return _report(gpu, "Refused", way.error)
+            return report_of(gpu, "Refused", way.error)
         return self._drain(gpu, plan, way)
 
     def _drain(self, gpu: Gpu, plan: GpuPlan, way: _Draining) -> GpuReport:
@@ -308,14 +299,14 @@ class PolicyKeeper:
         if way.stored_at is None:
             late = self._clock.now() - way.since >= self._timings.stored
             if not self._ports.stored() and not late:
-                return _waiting(gpu, f"to change {what}: the taint {DRAINING} is being published")
+                return waiting_report(gpu, f"to change {what}: the taint {DRAINING} is being published")
             way.stored_at = self._clock.now()
         if self._clock.now() - way.stored_at < self._timings.settle:
-            return _waiting(gpu, f"to change {what}: until no scheduler can be about to give it out")
+            return waiting_report(gpu, f"to change {what}: until no scheduler can be about to give it out")
         claims = self._claims_on(gpu)
         if claims:
             named = ", ".join(claims[:MAX_CLAIMS_NAMED])
-            return _waiting(
+            return waiting_report(
                 gpu, f"to change {what} when these claims end: {named}", claims[:MAX_CLAIMS_NAMED]
             )
         self._save(self._applied.with_gpu(gpu.uuid, self._settings.of(identity_of(gpu)), changing=True))
@@ -323,7 +314,7 @@ class PolicyKeeper:
         error = self._change(gpu, plan)
         if error is None:
             del self._draining[gpu.uuid]
-            return _report(gpu)
+            return report_of(gpu)
         return self._failed(gpu, way, error)
 
     def _claims_on(self, gpu: Gpu) -> tuple[str, ...]:
@@ -355,7 +346,7 @@ class PolicyKeeper:
         """Try again a few times; then go back to what was, and say why."""
         way.attempts, way.error = way.attempts + 1, error
         if way.attempts < MAX_ATTEMPTS:
-            return _report(gpu, "Changing", error)
+            return report_of(gpu, "Changing", error)
         seen = self._ports.look_again()
         again = next((each for each in seen.gpus if each.uuid == gpu.uuid), gpu)
         current = self._settings.of(identity_of(gpu))
@@ -367,13 +358,13 @@ class PolicyKeeper:
             except DraError as worse:
                 # Neither the new nor the old: it stays tainted, and is tried again.
                 way.attempts, way.error = 0, worse
-                return _report(gpu, "Changing", worse)
+                return report_of(gpu, "Changing", worse)
         way.given_up_at = self._clock.now()
         self._save(self._applied.with_gpu(gpu.uuid, current))
         log.warning("policy_change_given_up", gpu=gpu.uuid, **error_fields(error))
-        return _report(gpu, "Refused", error)
+        return report_of(gpu, "Refused", error)
 
-    # -- telling -----------------------------------------------------------------------------------
+    # -- what holds --------------------------------------------------------------------------------
 
     def _publish(self) -> None:
         self._ports.publish(self._settings)
@@ -386,91 +377,8 @@ class PolicyKeeper:
     def _take(self, applied: AppliedSettings) -> None:
         self._applied, self._settings = applied, applied.over(self._base)
 
-    def _refuse_all(self, world: _World) -> None:
-        # What waits for a change that may not come is given out again; what has begun is not.
-        self._draining = {}
-        self._hold_back_busy()
-        problem = "; ".join(str(error) for _, error in sorted(world.invalid.items()))
-        for name, error in sorted(world.invalid.items()):
-            self._once((name, "invalid"), str(error), name, "", "Warning", "PolicyInvalid")
-        reports = tuple(_report(gpu) for gpu in self._ports.inventory().gpus)
-        self._report(
-            NodeReport(gpus=reports, problem=f"nothing is changed while a policy is invalid: {problem}")
-        )
-
-    def _tell(self, found: Resolution, world: _World, reports: Iterable[GpuReport]) -> None:
-        reports = tuple(reports)
-        for report in reports:
-            self._tell_gpu(report)
-        clashes = conflicts_in_words(found.conflicts)
-        for (winner, loser, block), clash in clashes.items():
-            for name in (winner, loser):
-                self._once((name, f"{winner} {loser} {block}"), clash, name, "", "Warning", "PolicyConflict")
-        versions = world.policies or {}
-        self._report(
-            NodeReport(
-                policies=tuple((name, versions[name].generation) for name in found.policies),
-                gpus=reports,
-                conflicts=tuple(clashes.values()),
-            )
-        )
-
-    def _tell_gpu(self, report: GpuReport) -> None:
-        """Say what becomes of a GPU; a step of a moment is not worth an Event, nor is each claim that ends."""
-        device, before = report.device, self._gpu_told.get(report.device)
-        if report.state == "Applied":
-            if before is not None:
-                del self._gpu_told[device]
-                said = f"{device} is as it should be"
-                self._ports.tell(before.policy, device, "Normal", "PolicyApplied", said)
-            return
-        known = (
-            before is not None
-            and (before.state, before.policy, before.blocks) == (report.state, report.policy, report.blocks)
-            and (
-                set(report.claims) <= set(before.claims)
-                if report.claims
-                else before.message == report.message
-            )
-        )
-        if not known and (report.state != "Waiting" or report.claims):
-            kind: Literal["Normal", "Warning"] = "Normal" if report.state == "Waiting" else "Warning"
-            self._ports.tell(report.policy, device, kind, f"Policy{report.state}", report.message)
-            self._gpu_told[device] = report
-        elif before is None:
-            self._gpu_told[device] = report
-
-    def _once(
-        self,
-        key: tuple[str, str],
-        message: str,
-        policy: str,
-        device: str,
-        kind: Literal["Normal", "Warning"],
-        reason: str,
-    ) -> None:
-        said = f"{reason}: {message}"
-        if self._told.get(key) != said:
-            self._told[key] = said
-            self._ports.tell(policy, device, kind, reason, message)
-
-    def _report(self, report: NodeReport) -> None:
-        if report != self._reported:
-            self._ports.report(report)
-            self._reported = report
-
-
-def _report(gpu: Gpu, state: State = "Applied", error: DraError | None = None) -> GpuReport:
-    code, message = ("", "") if error is None else (error.code, str(error))
-    return GpuReport(str(GpuName(gpu.minor)), gpu.uuid, gpu.product_name, state, code, message)
-
 
 def _whose(found: Resolution, gpu: Gpu, plan: GpuPlan) -> str:
     """Give the policy that wants a change; empty: the flags do."""
     sources = (found.settings.source_of(identity_of(gpu), block) for block in plan.blocks)
     return next((source for source in sources if source), "").removeprefix("GpuNodePolicy ")
-
-
-def _waiting(gpu: Gpu, message: str, claims: tuple[str, ...] = ()) -> GpuReport:
-    device = str(GpuName(gpu.minor))
-    return GpuReport(device, gpu.uuid, gpu.product_name, "Waiting", "", f"{device} waits {message}", claims)

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dra.api.gpu_settings import NodeSettings
+from dra.errors import DraError
 from dra.inventory.model import Gpu, Inventory
+from dra.inventory.names import GpuName
 from dra.prepare.holds import Hold
 from dra.prepare.layouts import LayoutChanger
 from dra.slices.taints import Taint
 
 State = Literal["Applied", "Waiting", "Changing", "Refused"]
+# Hears (policy or empty, GPU's device name or empty, type, reason, message) for Events.
+Tell = Callable[[str, str, Literal["Normal", "Warning"], str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class PolicyPorts:
         stored: whether the API has what was published last.
         leads: whether this instance publishes for the node; of two, one waits and only follows what the other did.
         changer: changes layouts; None where MIG cannot be changed.
-        tell: hears (policy or empty, GPU's device name or empty, type, reason, message) for Events.
+        tell: hears what is worth an Event.
         report: takes what each GPU's state is, whenever it changed.
         time_slice: sets a GPU's default time-slice; raises DraError.
     """
@@ -62,7 +66,7 @@ class PolicyPorts:
     stored: Callable[[], bool]
     leads: Callable[[], bool] = lambda: True
     changer: LayoutChanger | None = None
-    tell: Callable[[str, str, Literal["Normal", "Warning"], str, str], None] = lambda *_said: None
+    tell: Tell = lambda *_said: None
     report: Callable[[NodeReport], None] = lambda _report: None
     time_slice: Callable[[Gpu, str], None] = lambda _gpu, _interval: None
 
@@ -96,3 +100,15 @@ class NodeReport:
     gpus: tuple[GpuReport, ...] = ()
     conflicts: tuple[str, ...] = ()
     problem: str = ""
+
+
+def report_of(gpu: Gpu, state: State = "Applied", error: DraError | None = None) -> GpuReport:
+    """Say how far a GPU is, and what went wrong."""
+    code, message = ("", "") if error is None else (error.code, str(error))
+    return GpuReport(str(GpuName(gpu.minor)), gpu.uuid, gpu.product_name, state, code, message)
+
+
+def waiting_report(gpu: Gpu, message: str, claims: tuple[str, ...] = ()) -> GpuReport:
+    """Say for what a GPU waits; `message` goes on after `gpu-0 waits`."""
+    device = str(GpuName(gpu.minor))
+    return GpuReport(device, gpu.uuid, gpu.product_name, "Waiting", "", f"{device} waits {message}", claims)

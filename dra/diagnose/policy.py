@@ -10,13 +10,22 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dra.api.gpu_settings import BLOCKS, IDLE_BLOCKS, GpuIdentity, GpuSettings, block_name
-from dra.api.policy import Policy, Resolution, conflicts_in_words, decode_policy, resolve
+from dra.api.policy import (
+    Policy,
+    Resolution,
+    UnreadablePolicy,
+    conflicts_in_words,
+    decode_policy,
+    read_policy,
+    resolve,
+)
 from dra.errors import ConfigError, ValueFormatError
 from dra.inventory.allocations import claims_on_gpus
 from dra.inventory.names import GpuName, MigName, parse_device_name, profile_slug
 from dra.values import PciAddress
 
 FLAGS = "as the flags say"
+MAX_NODES_NAMED = 8
 Json = Mapping[str, Any]
 
 
@@ -54,11 +63,17 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class PolicyDiff:
-    """What would change. `conflicts` are those that would be after the change."""
+    """What would change.
+
+    Args:
+        conflicts: those that would be after the change.
+        held: policies that are not valid after the change either, and the nodes that change nothing because of them.
+    """
 
     changes: tuple[Change, ...] = ()
     conflicts: tuple[str, ...] = ()
     nodes: tuple[str, ...] = field(default=())
+    held: tuple[str, ...] = field(default=())
 
 
 def fleet_gpus(slices: Iterable[Json], claims: Iterable[Json], *, driver: str) -> tuple[FleetGpu, ...]:
@@ -114,8 +129,8 @@ def _note(gpu: dict[str, Any], attributes: Json, *, whole: bool) -> None:
 
 
 def diff_policies(
-    before: Iterable[Policy],
-    after: Iterable[Policy],
+    before: Iterable[Policy | UnreadablePolicy],
+    after: Iterable[Policy | UnreadablePolicy],
     *,
     labels: Mapping[str, Mapping[str, str]],
     gpus: Sequence[FleetGpu],
@@ -128,13 +143,22 @@ def diff_policies(
         labels: of each node.
         gpus: of the fleet.
     """
-    olds, news = tuple(before), tuple(after)
+    olds = [each for each in before if isinstance(each, Policy)]
+    listed = tuple(after)
+    news = [each for each in listed if isinstance(each, Policy)]
+    unreadable = [each for each in listed if isinstance(each, UnreadablePolicy)]
+    held: dict[str, list[str]] = {}
     changes: list[Change] = []
     conflicts: dict[str, None] = {}
     nodes: dict[str, list[FleetGpu]] = {}
     for gpu in gpus:
         nodes.setdefault(gpu.node, []).append(gpu)
     for node, its in nodes.items():
+        in_the_way = [each for each in unreadable if each.may_choose(labels.get(node, {}))]
+        if in_the_way:
+            for each in in_the_way:
+                held.setdefault(each.problem, []).append(node)
+            continue
         identities = [gpu.identity for gpu in its]
         old, new = (resolve(each, labels=labels.get(node, {}), gpus=identities) for each in (olds, news))
         for gpu in its:
@@ -143,7 +167,16 @@ def diff_policies(
             dict.fromkeys(f"{node}: {each}" for each in conflicts_in_words(new.conflicts).values())
         )
     touched = dict.fromkeys(change.node for change in changes)
-    return PolicyDiff(tuple(changes), tuple(conflicts), tuple(touched))
+    return PolicyDiff(
+        tuple(changes),
+        tuple(conflicts),
+        tuple(touched),
+        tuple(
+            f"{problem} Nothing changes on {', '.join(its[:MAX_NODES_NAMED])}"
+            f"{f' and {len(its) - MAX_NODES_NAMED} more' if len(its) > MAX_NODES_NAMED else ''} while it is so."
+            for problem, its in sorted(held.items())
+        ),
+    )
 
 
 def _changes_of(gpu: FleetGpu, old: Resolution, new: Resolution) -> Iterable[Change]:
@@ -196,7 +229,7 @@ def _words(settings: GpuSettings, block: str) -> str:
 
 def with_files(
     current: Iterable[Json], written: Iterable[Json], deleted: Iterable[str] = ()
-) -> tuple[Policy, ...]:
+) -> tuple[Policy | UnreadablePolicy, ...]:
     """Give the policies that there would be, were the files applied and some deleted.
 
     Raises:
@@ -214,61 +247,8 @@ def with_files(
         # It keeps its age, which decides between equals.
         metadata = {"creationTimestamp": known.get("creationTimestamp"), **(body.get("metadata") or {})}
         found[name] = {**body, "metadata": metadata}
-    return tuple(decode_policy(body) for body in found.values())
-
-
-def mig_parted(config: Json, name: str = "") -> tuple[dict[str, Any], ...]:
-    """Turn a configuration of NVIDIA's mig-parted into GpuNodePolicies, one for each of its `mig-configs`.
-
-    Each chooses the nodes with the label `nvidia.com/mig.config=<name>`, as MIG manager does. Of `devices` only `all`
-    has a counterpart: GPUs are not chosen by an index, which moves.
-
-    Args:
-        config: the file: `{version: v1, mig-configs: {NAME: [{devices: all, mig-enabled: true, mig-devices: {...}}]}}`.
-        name: only this one of its configurations; empty: all.
-
-    Raises:
-        ConfigError: DRA-MIG-PARTED.
-    """
-    configs = config.get("mig-configs")
-    if not isinstance(configs, Mapping) or (name and name not in configs):
-        wanted = f" {name}" if name else ""
-        raise _parted(f"has no mig-configs{wanted}", "Give a file of nvidia-mig-parted, with mig-configs.")
-    made = []
-    for key in [name] if name else sorted(configs):
-        groups = [_parted_group(str(key), entry) for entry in configs[key] or ()]
-        body: dict[str, Any] = {
-            "apiVersion": "gpudra.dev/v1alpha1",
-            "kind": "GpuNodePolicy",
-            "metadata": {"name": f"mig-{str(key).lower().replace('_', '-').replace('.', '-')}"},
-            "spec": {"nodeSelector": {"matchLabels": {"nvidia.com/mig.config": str(key)}}, "gpus": groups},
-        }
-        decode_policy(body)
-        made.append(body)
-    return tuple(made)
-
-
-def _parted_group(key: str, entry: Any) -> dict[str, Any]:
-    if not isinstance(entry, Mapping):
-        raise _parted(f"{key}: an entry is not an object", "See mig-parted's examples.")
-    if entry.get("devices", "all") != "all":
-        raise _parted(
-            f"{key}: devices: {entry['devices']} chooses GPUs by index, which moves",
-            "Write a policy that chooses them by uuid or pciAddress.",
-        )
-    if entry.get("device-filter"):
-        raise _parted(
-            f"{key}: device-filter chooses GPUs by PCI id, which a policy cannot",
-            "Write a policy that chooses them by product.",
-        )
-    layout = entry.get("mig-devices") or {}
-    if not entry.get("mig-enabled"):
-        return {"match": {}, "mig": {"mode": "none"}}
-    return {"match": {}, "mig": {"mode": "static", **({"layout": dict(layout)} if layout else {})}}
-
-
-def _parted(what: str, remedy: str) -> ConfigError:
-    return ConfigError("DRA-MIG-PARTED", f"the mig-parted configuration {what}", remedy=remedy)
+        decode_policy(found[name])
+    return tuple(read_policy(body) for body in found.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +266,7 @@ class PolicyRow:
 
 @dataclass(frozen=True, slots=True)
 class GpuRow:
-    """A GPU that is not as the policies say, or a node of which all holds (`device` is empty)."""
+    """A GPU that is not as the policies say, or a node that changes nothing (`device` is empty)."""
 
     node: str
     device: str
@@ -320,6 +300,12 @@ def fleet_status(
     reports = {str((each.get("metadata") or {}).get("name")): each.get("status") or {} for each in gpu_nodes}
     rows = [_row(body, reports) for body in policies]
     gpus = [
+        GpuRow(node, "", "Waiting", str(condition.get("message", "")))
+        for node, report in sorted(reports.items())
+        for condition in report.get("conditions") or ()
+        if condition.get("reason") == "PolicyInvalid"
+    ]
+    gpus += [
         GpuRow(
             node, str(gpu.get("device", "")), str(gpu.get("state", "")), str(gpu.get("message", "")),
             tuple(gpu.get("claims") or ()),

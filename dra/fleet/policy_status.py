@@ -11,8 +11,8 @@ import datetime as dt
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from dra.api.policy import GROUP_VERSION, Policy, decode_policy
-from dra.errors import ConfigError, KubeError
+from dra.api.policy import GROUP_VERSION, UnreadablePolicy, read_policy
+from dra.errors import KubeError
 from dra.kube.client import KubeClient
 from dra.kube.clock import Clock, SystemClock
 from dra.kube.resources import GPU_NODE_POLICIES, GPU_NODES, NODES, RESOURCE_SLICES, Resource
@@ -48,16 +48,15 @@ def policy_status(
     """
     metadata = policy.get("metadata") or {}
     name, generation = str(metadata.get("name") or ""), int(metadata.get("generation") or 0)
-    try:
-        valid: Policy | None = decode_policy(policy)
-        wrong = ""
-    except ConfigError as error:
-        valid, wrong = None, str(error)
+    read = read_policy(policy)
+    wrong = read.problem if isinstance(read, UnreadablePolicy) else ""
+    # Nodes that a policy chooses which cannot be read stand still: they are counted, as waiting.
+    chooses = read.may_choose if isinstance(read, UnreadablePolicy) else read.chooses
     reports = {str((each.get("metadata") or {}).get("name")): each.get("status") or {} for each in gpu_nodes}
     chosen = [
         str(each["metadata"]["name"])
         for each in nodes
-        if valid is not None and valid.chooses((each.get("metadata") or {}).get("labels") or {})
+        if chooses((each.get("metadata") or {}).get("labels") or {})
     ]
     counts = dict.fromkeys(("matching", "applied", "waiting", "refused"), 0)
     problems: list[Json] = []

@@ -300,6 +300,65 @@ def test_an_invalid_policy_changes_nothing_until_it_is_mended(rig):
     assert rig.devices != before
 
 
+SELECTOR = {"nodeSelector": {"matchLabels": {"pool": "a"}}}
+
+
+def test_an_invalid_policy_stops_only_the_nodes_that_its_selector_chooses(rig):
+    bad = policy("bad", {"timeSlice": "Forever"}, **SELECTOR)
+    rig.policies(policy("good", SHARES), bad, labels={"pool": "b"})
+    rig.turn()
+    assert all(device["allowMultipleAllocations"] for device in rig.devices.values())
+    assert rig.reports[-1].policies == (("good", 1),)
+    assert rig.reports[-1].problem == ""
+    assert not [said for said in rig.said if said[1] == "PolicyInvalid"]
+    # The label moves the node below it: what it got stays, and nothing changes any more.
+    before = dict(rig.devices)
+    rig.policies(policy("good", {"sharing": {"strategy": "memory"}}), bad, labels={"pool": "a"})
+    rig.turn()
+    assert rig.devices == before
+    assert "GpuNodePolicy bad" in rig.reports[-1].problem
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [{"matchLabels": {"pool": 7}}, {"matchNames": ["n2"]}, "pool=b", {"matchExpressions": [{"key": "pool"}]}],
+)
+def test_where_not_even_the_selector_can_be_read_it_may_be_for_any_node(rig, selector):
+    bad = policy("bad", {"timeSlice": "Long"}, nodeSelector=selector)
+    rig.policies(policy("good", SHARES), bad, labels={"pool": "b"})
+    rig.turn()
+    assert not any(device.get("allowMultipleAllocations") for device in rig.devices.values())
+    assert "nodeSelector" in rig.reports[-1].problem
+
+
+def test_what_a_reboot_took_away_is_made_again_also_while_a_policy_is_invalid(rig):
+    rig.policies(policy("p", only(rig, 0, **LAYOUT)))
+    rig.turn()
+    made = rig.partitions()
+    assert made
+    rig.sim.reboot()
+    rig.session.refresh()
+    rig.boot = "boot-2"
+    rig.begin()
+    assert rig.partitions() == []
+    rig.policies(policy("p", {"timeSlice": "Forever"}))
+    rig.turn()
+    assert rig.partitions() == made
+    assert rig.reports[-1].problem
+
+
+def test_a_fault_that_comes_back_is_told_again(rig):
+    old = policy("old", {"sharing": {"strategy": "memory"}}, created="2025-01-01T00:00:00Z")
+    clash, broken = policy("new", SHARES), policy("new", {"timeSlice": "Forever"})
+    for _ in range(2):
+        for bodies in ((old, clash), (old,), (old, broken), (old,)):
+            rig.policies(*bodies)
+            rig.turn(2)
+    said = [(name, reason) for name, reason, _ in rig.said if reason in ("PolicyConflict", "PolicyInvalid")]
+    once = [("old", "PolicyConflict"), ("new", "PolicyConflict"), ("new", "PolicyInvalid")]
+    assert said == once * 2
+
+
 def test_a_node_label_decides_and_a_policy_that_goes_leaves_the_flags(tmp_path):
     rig = Rig(tmp_path, base=parse_sharing("4"))
     pool = policy("pool", {"sharing": {"strategy": "exclusive"}}, nodeSelector={"matchLabels": {"pool": "a"}})

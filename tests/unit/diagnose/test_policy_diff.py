@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dra.api.policy import decode_policy
+from dra.api.policy import decode_policy, read_policy
 from dra.cli.main import main
-from dra.diagnose.policy import FLAGS, diff_policies, fleet_gpus, fleet_status, mig_parted, with_files
+from dra.diagnose.mig_parted import mig_parted
+from dra.diagnose.policy import FLAGS, diff_policies, fleet_gpus, fleet_status, with_files
 from dra.errors import ConfigError
 
 UUIDS = [f"GPU-00000000-0000-0000-0000-00000000000{n}" for n in range(2)]
@@ -146,3 +147,43 @@ def test_the_command_turns_a_file_and_refuses_what_is_none(tmp_path, capsys):
     good.write_text("{")
     assert main(["policy", "from-mig-parted", str(good)]) != 0
     assert "DRA-MIG-PARTED" in capsys.readouterr().err
+
+
+def test_an_invalid_policy_in_the_cluster_holds_its_nodes_and_leaves_the_others_comparable():
+    gpus = fleet_gpus(slices(whole(0)) + slices(whole(0), node="n2"), [], driver="gpu.nvidia.com")
+    labels = {"n1": {"pool": "a"}, "n2": {"pool": "b"}}
+    chosen = {"nodeSelector": {"matchLabels": {"pool": "a"}}}
+    bad = policy("bad", {"timeSlice": "Forever"}, **chosen)
+    mended = policy("bad", SHARES, **chosen)
+    current = [read_policy(bad)]
+    found = diff_policies(current, with_files([bad], [policy("p", SHARES)]), labels=labels, gpus=gpus)
+    assert [(each.node, each.block) for each in found.changes] == [("n2", "sharing")]
+    (held,) = found.held
+    assert "GpuNodePolicy bad" in held and "n1" in held and "n2" not in held
+    found = diff_policies(current, with_files([bad], [mended]), labels=labels, gpus=gpus)
+    assert [(each.node, each.block) for each in found.changes] == [("n1", "sharing")]
+    assert found.held == ()
+    with pytest.raises(ConfigError, match="DRA-POLICY-INVALID"):
+        with_files([], [bad])
+
+
+def test_nodes_that_stand_still_are_named_in_the_status():
+    still = {
+        "metadata": {"name": "n1"},
+        "status": {
+            "gpus": [{"device": "gpu-0", "state": "Applied"}],
+            "conditions": [
+                {
+                    "type": "Applied",
+                    "status": "False",
+                    "reason": "PolicyInvalid",
+                    "message": "nothing is changed",
+                }
+            ],
+        },
+    }
+    found = fleet_status([policy("p", SHARES)], [still])
+    assert [(row.node, row.device, row.state, row.message) for row in found.gpus] == [
+        ("n1", "", "Waiting", "nothing is changed")
+    ]
+    assert not found.settled

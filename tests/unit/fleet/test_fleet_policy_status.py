@@ -97,6 +97,23 @@ def test_a_policy_that_no_node_can_read_says_why_and_many_problems_are_cut():
     assert none["conditions"][0]["reason"] == "NoNodes"
 
 
+def test_nodes_that_an_invalid_policy_chooses_are_counted_as_waiting():
+    still = gpu_node("n1", APPLIED, policies=())
+    still["status"]["conditions"] = [{"reason": "PolicyInvalid", "message": "nothing is changed"}]
+    bad = policy(gpus=[{"timeSlice": "Forever"}], nodeSelector={"matchLabels": {"pool": "a"}})
+    found = policy_status(
+        bad,
+        nodes=[node("n1", pool="a"), node("n2", pool="b")],
+        gpu_nodes=[still, gpu_node("n2", APPLIED, policies=())],
+        now=NOW,
+    )
+    assert found["nodes"] == {"matching": 1, "applied": 0, "waiting": 1, "refused": 0}
+    assert found["problems"] == [{"node": "n1", "state": "Waiting", "message": "nothing is changed"}]
+    (condition,) = found["conditions"]
+    assert (condition["status"], condition["reason"]) == ("False", "Invalid")
+    assert "timeSlice" in condition["message"]
+
+
 @pytest.fixture
 def api(tmp_path, monkeypatch):
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
