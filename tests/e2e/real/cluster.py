@@ -22,7 +22,7 @@ SLICES = f"{RESOURCE}/resourceslices"
 IMAGE = "ubuntu:22.04"
 PLUGIN_NAMESPACE = "dra-driver-nvidia-gpu"
 PLUGIN_ACCOUNT = "dra-driver-nvidia-gpu-service-account-kubeletplugin"
-POD_SECONDS = 40.0
+POD_SECONDS = 120.0
 WAIT_FOR_EVER = "trap 'exit 0' TERM; sleep 9999 & wait"
 # Namespaces that come with the cluster or live as long as it.
 _STANDING = {"default", "kube-system", "kube-public", "kube-node-lease", PLUGIN_NAMESPACE}
@@ -55,7 +55,7 @@ class Cluster:
         plugins, registry, cdi = (self.directory / name for name in ("plugins", "registry", "cdi"))
         if self.network is not None:
             self.node = RealNode(self.assets, self.directory, self.control_plane, self.network)
-            self.node.start()
+            self._start_node()
             plugins, registry, cdi = self.node.plugins, self.node.registry, self.node.cdi
         else:
             self.create_node(NODE_NAME)
@@ -64,6 +64,29 @@ class Cluster:
             self.directory, plugins=plugins, registry=registry, cdi=cdi,
             kubeconfig=self.control_plane.kubeconfig("plugin", token=self.plugin_token()),
         )  # fmt: skip
+
+    def _start_node(self) -> None:
+        """Start the node; returns when its kubelet has deleted the slices that it found.
+
+        It does so once after each start, but only when it has seen its Node, which it looks for ever more seldom: what a
+        driver has published by then is deleted too.
+        """
+        self.create(
+            SLICES,
+            {
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceSlice",
+                "metadata": {"name": "before-the-kubelet"},
+                "spec": {
+                    "driver": "other.example.com",
+                    "nodeName": NODE_NAME,
+                    "pool": {"name": "before", "generation": 1, "resourceSliceCount": 1},
+                    "devices": [{"name": "d"}],
+                },
+            },
+        )
+        self.node.start()
+        wait_until(lambda: not self.slices(), seconds=120, what="the kubelet has wiped the slices", every=0.2)
 
     def stop(self) -> None:
         """End all of it."""
@@ -140,12 +163,12 @@ class Cluster:
         """Wait until the kubelet has registered the running driver (so many times) and its GPUs are in the API."""
         wait_until(
             lambda: len(self.drivers.process.logged("kubelet_registered_driver")) >= times and self.devices(),
-            seconds=30, what="the driver is registered and has published",
+            seconds=60, what="the driver is registered and has published",
         )  # fmt: skip
 
     def wait_published(self) -> dict[str, dict[str, Any]]:
         """Wait until GPUs are in the API, and give them."""
-        return dict(wait_until(self.devices, seconds=30, what="GPUs are published"))
+        return dict(wait_until(self.devices, seconds=60, what="GPUs are published"))
 
     def slices(self) -> list[dict[str, Any]]:
         """The published slices of this node."""
@@ -172,7 +195,7 @@ class Cluster:
             what="the claims are gone",
         )
         try:
-            wait_until(lambda: not self.drivers.leftovers(), seconds=15, what="nothing is left on the node")
+            wait_until(lambda: not self.drivers.leftovers(), seconds=60, what="nothing is left on the node")
         except AssertionError as error:
             raise AssertionError(f"{error}; there are {self.drivers.leftovers()}") from None
 
@@ -202,7 +225,7 @@ class Cluster:
             # A new namespace has no service account yet, and the API server waits a second for it.
             return 'serviceaccount "default" not found' not in said
 
-        wait_until(applied, seconds=30, what="the namespace has its service account", every=0.5)
+        wait_until(applied, seconds=60, what="the namespace has its service account", every=0.5)
         assert "Error" not in said, said
 
     def namespace(self, **labels: str) -> str:
@@ -213,7 +236,7 @@ class Cluster:
         self.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
         wait_until(
             lambda: self.get(f"/api/v1/namespaces/{name}/serviceaccounts/default", missing=True),
-            seconds=15, what="the default service account is there",
+            seconds=60, what="the default service account is there",
         )  # fmt: skip
         return name
 

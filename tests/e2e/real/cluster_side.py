@@ -33,7 +33,7 @@ class ClusterSide:
 
     def start(self) -> None:
         """Start both; returns when the API server asks the webhook."""
-        self.webhook.start_and_wait(lambda: "webhook_started" in self.webhook.tail(), seconds=30)
+        self.webhook.start_and_wait(lambda: "webhook_started" in self.webhook.tail(), seconds=60)
         for document in configurations(self.port):
             self._apply(document)
         for document in yaml.safe_load_all((MANIFESTS / "fleet.yaml").read_text()):
@@ -46,7 +46,7 @@ class ClusterSide:
             "--kubeconfig", str(kubeconfig), "--healthcheck-port", "-1",
         )  # fmt: skip
         self.fleet.start()
-        wait_until(self._asks, seconds=30, what="the API server asks the webhook")
+        wait_until(self._asks, seconds=60, what="the API server asks the webhook")
 
     def stop(self) -> None:
         """End both and take their configurations away."""

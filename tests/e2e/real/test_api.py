@@ -76,7 +76,7 @@ def test_the_admission_policy_has_no_type_errors(cluster):
     path = (
         "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/dra-driver-nvidia-gpu-own-slices"
     )
-    status = wait_until(lambda: cluster.get(path).get("status", {}), seconds=20, what="types are checked")
+    status = wait_until(lambda: cluster.get(path).get("status", {}), seconds=60, what="types are checked")
     assert "observedGeneration" in status
     assert status.get("typeChecking", {}).get("expressionWarnings", []) == []
 
@@ -97,7 +97,7 @@ def test_the_plugin_of_one_node_cannot_publish_for_another(cluster, tmp_path):
     instance = drivers.start(SIMULATED, node_name="node-b")
     try:
         failed = wait_until(
-            lambda: instance.logged("pool_publish_failed"), seconds=20, what="publishing is refused"
+            lambda: instance.logged("pool_publish_failed"), seconds=60, what="publishing is refused"
         )
         assert (
             f"the plugin of node '{NODE_NAME}' may not change a slice of node 'node-b'" in failed[0]["error"]
@@ -128,7 +128,7 @@ def test_a_slice_deleted_by_hand_comes_back(published):
     before = published.devices()
     names, uids = ({item["metadata"][key] for item in published.slices()} for key in ("name", "uid"))
     published.kubectl("delete", "resourceslice", *names)
-    wait_until(lambda: published.devices() == before, seconds=5, what="the same devices are back")
+    wait_until(lambda: published.devices() == before, seconds=60, what="the same devices are back")
     assert uids.isdisjoint(item["metadata"]["uid"] for item in published.slices())
 
 
@@ -137,7 +137,7 @@ def test_a_slice_edited_by_hand_is_set_right(published):
     changed = next(item for item in published.slices() if item["spec"].get("devices"))["metadata"]["name"]
     patch = [{"op": "remove", "path": "/spec/devices/0"}]
     published.kubectl("patch", "resourceslice", changed, "--type=json", "-p", json.dumps(patch))
-    wait_until(lambda: published.devices() == before, seconds=5, what="the removed device is back")
+    wait_until(lambda: published.devices() == before, seconds=60, what="the removed device is back")
 
 
 def test_a_slice_made_by_hand_in_the_drivers_name_is_removed(published):
@@ -150,5 +150,5 @@ def test_a_slice_made_by_hand_in_the_drivers_name_is_removed(published):
     published.kubectl("create", "-f", "-", stdin=json.dumps(stranger))
     wait_until(
         lambda: published.get(f"{SLICES}/stranger", missing=True) is None and published.devices() == before,
-        seconds=5, what="the stranger is gone",
+        seconds=60, what="the stranger is gone",
     )  # fmt: skip

@@ -21,7 +21,7 @@ def test_a_claim_that_cannot_be_met_stays_pending_and_the_next_is_served(on):
     on.wait_phase(ns, "greedy", "Pending")
     wait_until(
         lambda: any("cannot allocate all claims" in text for text in on.messages(ns, "greedy")),
-        seconds=10, what="the scheduler says why",
+        seconds=60, what="the scheduler says why",
     )  # fmt: skip
     assert devices_of(on.claims_of(ns)["too-many"]) == set()
 
@@ -33,7 +33,7 @@ def test_a_gpu_in_use_is_given_to_the_waiting_pod_as_soon_as_it_is_free(on):
         on.pod(ns, name, f"all-{name}", by="resourceClaimTemplateName")
         if name == "now":
             on.wait_phase(ns, "now")
-    wait_until(lambda: on.messages(ns, "later"), seconds=10, what="the scheduler says why the pod waits")
+    wait_until(lambda: on.messages(ns, "later"), seconds=60, what="the scheduler says why the pod waits")
     on.wait_phase(ns, "later", "Pending")
     on.delete_pod(ns, "now")
     on.wait_phase(ns, "later")
@@ -86,7 +86,7 @@ def test_the_pods_status_tells_that_its_gpu_is_healthy(on):
         listed = container.get("allocatedResourcesStatus", ())
         return [resource.get("health", "") for entry in listed for resource in entry.get("resources", ())]
 
-    wait_until(lambda: health() == ["Healthy"], seconds=20, what="the GPU is healthy in the pod's status")
+    wait_until(lambda: health() == ["Healthy"], seconds=60, what="the GPU is healthy in the pod's status")
 
 
 def test_a_container_that_is_restarted_in_its_pod_has_its_gpu_again(on):
@@ -101,7 +101,7 @@ def test_a_container_that_is_restarted_in_its_pod_has_its_gpu_again(on):
         (container,) = on.read_pod(ns, "phoenix")["status"]["containerStatuses"]
         return container["restartCount"] == 1 and "running" in container["state"]
 
-    wait_until(restarted, seconds=30, what="the container runs again")
+    wait_until(restarted, seconds=60, what="the container runs again")
     assert on.gpu_nodes(ns, "phoenix") == before
 
 
@@ -134,13 +134,13 @@ def test_a_wrong_configuration_fails_the_pod_with_an_event_that_says_what_is_wro
     )
     on.pod(ns, "misled", "odd")
     wait_until(
-        lambda: any("shering" in text for text in on.messages(ns, "misled")), seconds=20,
+        lambda: any("shering" in text for text in on.messages(ns, "misled")), seconds=60,
         what="an event of the pod names the unknown field",
     )  # fmt: skip
     assert on.read_pod(ns, "misled")["status"]["phase"] == "Pending"
     # The driver's own event, on the claim, may be written: its role allows that.
     wait_until(
         lambda: any("shering" in text for text in on.messages(ns, "odd")),
-        seconds=10,
+        seconds=60,
         what="the claim's event",
     )

@@ -35,7 +35,7 @@ def defined(cluster: Cluster) -> Iterator[Cluster]:
     assert "Warning" not in said
     wait_until(
         lambda: cluster.get("/apis/gpudra.dev/v1alpha1", missing=True),
-        seconds=30,
+        seconds=60,
         what="the kinds are served",
     )
     yield cluster
@@ -46,7 +46,7 @@ def test_the_api_server_finds_no_flaw_in_the_definitions(defined):
     for name in ("gpunodepolicies", "gpunodes"):
         status = wait_until(
             lambda name=name: defined.get(f"{DEFINITIONS}/{name}.gpudra.dev")["status"].get("conditions"),
-            seconds=20, what="the definition has been looked at",
+            seconds=60, what="the definition has been looked at",
         )  # fmt: skip
         found = {condition["type"]: condition["status"] for condition in status}
         assert found["Established"] == "True"

@@ -119,7 +119,7 @@ def daemon_set(on_each, driver_kind):
     try:
         try:
             wait_until(
-                lambda: any(map(is_ready, plugin_pods(on))), seconds=40, what="the plugin's pod is ready"
+                lambda: any(map(is_ready, plugin_pods(on))), seconds=60, what="the plugin's pod is ready"
             )
         except AssertionError as error:
             raise AssertionError(f"{error}\n{words_of(on)}") from None

@@ -140,5 +140,5 @@ def test_nvidia_smi_of_the_driver_root_runs_in_the_container(on_each):
     on_each.wait_phase("two-gpus", "trainer")
     wait_until(
         lambda: len(re.findall(r"^GPU \d+: ", on_each.log_of("two-gpus", "trainer"), re.MULTILINE)) == 2,
-        seconds=20, what="nvidia-smi has listed both GPUs",
+        seconds=60, what="nvidia-smi has listed both GPUs",
     )  # fmt: skip

@@ -25,7 +25,7 @@ def made(node_cluster: Cluster) -> Iterator[Cluster]:
     node_cluster.use_driver(SIMULATED, "--mig-mode", "dynamic")
     yield node_cluster
     node_cluster.leave_nothing()
-    wait_until(lambda: not capabilities(node_cluster), seconds=30, what="no partition is left")
+    wait_until(lambda: not capabilities(node_cluster), seconds=60, what="no partition is left")
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_partition_is_made_for_a_pod_and_goes_with_it(made):
     assert nodes == capabilities(made)
     assert modes(made)[gpu] == 1
     made.delete_pod(ns, "small")
-    wait_until(lambda: not capabilities(made) and not any(modes(made)), seconds=30, what="MIG is off again")
+    wait_until(lambda: not capabilities(made) and not any(modes(made)), seconds=60, what="MIG is off again")
 
 
 def test_partitions_of_one_gpu_go_to_pods_that_do_not_see_each_others(made):
@@ -120,7 +120,7 @@ def test_partitions_of_one_gpu_go_to_pods_that_do_not_see_each_others(made):
     assert (len(one), len(other)) == (2, 2)
     assert one | other == capabilities(made)
     made.delete_pod(ns, "first")
-    wait_until(lambda: capabilities(made) == other, seconds=30, what="only the other one's partition is left")
+    wait_until(lambda: capabilities(made) == other, seconds=60, what="only the other one's partition is left")
     assert seen(made, ns, "second") == other
 
 
@@ -236,7 +236,7 @@ def test_a_driver_killed_with_partitions_in_use_leaves_none_behind(made):
     made.drivers.start()
     made.wait_registered()
     made.wait_gone(ns, "goes")
-    wait_until(lambda: capabilities(made) == kept, seconds=30, what="the deleted pod's partition is gone")
+    wait_until(lambda: capabilities(made) == kept, seconds=60, what="the deleted pod's partition is gone")
     assert seen(made, ns, "stays") == kept
     assert stays != goes
 
@@ -274,5 +274,5 @@ def test_partitions_made_by_hand_are_given_out_and_stay(by_hand):
     assert devices_of(by_hand.claims_of(ns)["whole"]) == {f"gpu-{number}" for number in range(2, 8)}
     for pod in ("user", "next", "whole"):
         by_hand.delete_pod(ns, pod)
-    wait_until(lambda: not by_hand.drivers.leftovers(), seconds=30, what="the claims are unprepared")
+    wait_until(lambda: not by_hand.drivers.leftovers(), seconds=60, what="the claims are unprepared")
     assert capabilities(by_hand) == there

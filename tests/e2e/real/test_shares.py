@@ -62,6 +62,6 @@ def test_five_fifths_of_five_namespaces_fill_one_card_and_the_sixth_lies_on_the_
     container = {"name": "main", "image": "ubuntu:22.04", "command": ["bash"], "resources": resources}
     shared.pod(late, "whole", containers=[container])
     wait_until(
-        lambda: shared.messages(late, "whole"), seconds=20, what="the scheduler says why the pod waits"
+        lambda: shared.messages(late, "whole"), seconds=60, what="the scheduler says why the pod waits"
     )
     shared.wait_phase(late, "whole", "Pending")

@@ -42,7 +42,7 @@ class Keeper(Program):
     def start(self) -> None:
         """Start it and wait until it listens."""
         super().start()
-        wait_until(lambda: any(self._table.glob("*.sock")), seconds=30, what="the MPS keeper listens")
+        wait_until(lambda: any(self._table.glob("*.sock")), seconds=60, what="the MPS keeper listens")
 
     def daemons(self) -> list[int]:
         """Give the process ids of the MPS daemons on this node."""
@@ -62,7 +62,7 @@ def kept(on: Cluster) -> Iterator[tuple[Cluster, Keeper]]:
     keeper.start()
     yield on, keeper
     on.leave_nothing()
-    wait_until(lambda: not keeper.daemons(), seconds=30, what="no MPS daemon is left")
+    wait_until(lambda: not keeper.daemons(), seconds=60, what="no MPS daemon is left")
     keeper.stop()
 
 
@@ -104,7 +104,7 @@ def test_a_time_slice_is_set_for_a_claim_and_put_back(on):
     assert gpu_of(on, minor).timeslice == 3
     on.delete_pod(ns, "user")
     wait_until(
-        lambda: gpu_of(on, minor).timeslice == 0, seconds=30, what="the time-slice is the default again"
+        lambda: gpu_of(on, minor).timeslice == 0, seconds=60, what="the time-slice is the default again"
     )
 
 
@@ -129,8 +129,8 @@ def test_an_mps_daemon_serves_a_claims_containers_and_ends_with_it(kept):
     on.wait_registered()
     assert keeper.daemons() == [before]
     on.delete_pod(ns, "user")
-    wait_until(lambda: not keeper.daemons(), seconds=30, what="the daemon has ended")
-    wait_until(lambda: gpu_of(on, minor).compute_mode == 0, seconds=30, what="the compute mode is given back")
+    wait_until(lambda: not keeper.daemons(), seconds=60, what="the daemon has ended")
+    wait_until(lambda: gpu_of(on, minor).compute_mode == 0, seconds=60, what="the compute mode is given back")
 
 
 def test_a_killed_mps_daemon_is_started_again_where_containers_look_for_it(kept):
@@ -141,7 +141,7 @@ def test_a_killed_mps_daemon_is_started_again_where_containers_look_for_it(kept)
     on.wait_phase(ns, "user", seconds=90)
     (before,) = keeper.daemons()
     os.kill(before, signal.SIGKILL)
-    wait_until(lambda: keeper.daemons() not in ([], [before]), seconds=30, what="another daemon runs")
+    wait_until(lambda: keeper.daemons() not in ([], [before]), seconds=60, what="another daemon runs")
     pipe = environment(on, ns, "user", "b")["CUDA_MPS_PIPE_DIRECTORY"]
     assert "control" in on.run_in(ns, "user", f"ls {pipe}", container="b")
 
@@ -151,7 +151,7 @@ def test_mps_without_a_keeper_fails_the_pod_with_an_event_that_says_so(on):
     configured_claim(on, ns, "one", {"strategy": "MPS"})
     on.pod(ns, "user", "one", containers=two_containers())
     wait_until(
-        lambda: any("DRA-MPS-KEEPER" in text for text in on.messages(ns, "user")), seconds=30,
+        lambda: any("DRA-MPS-KEEPER" in text for text in on.messages(ns, "user")), seconds=60,
         what="an event of the pod names the keeper",
     )  # fmt: skip
 
@@ -230,7 +230,7 @@ def test_a_deployment_that_asks_for_a_fifth_of_a_gpu_gets_its_pods(node_cluster)
         on.kubectl("apply", "-f", str(EXAMPLES / "fractional.yaml"))
         path = "/api/v1/namespaces/fractional/pods"
         pods = wait_until(
-            lambda: (found := on.get(path)["items"]) and len(found) == 2 and found, seconds=40,
+            lambda: (found := on.get(path)["items"]) and len(found) == 2 and found, seconds=60,
             what="the Deployment has its pods",
         )  # fmt: skip
         for pod in pods:

@@ -101,7 +101,7 @@ def test_what_is_not_ours_is_never_sent_to_it(cluster, side):
         side.webhook.start()
     wait_until(
         lambda: cluster.control_plane.request("POST", claims(ns), claim_with(TIME_SLICING))[0] == 201,
-        seconds=30, what="the webhook answers again",
+        seconds=60, what="the webhook answers again",
     )  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def test_a_fraction_of_a_gpu_becomes_a_claim_where_the_namespace_asks_for_it(clu
     name = entry["resourceClaimTemplateName"]
     path = f"{RESOURCE}/namespaces/{ns}/resourceclaimtemplates/{name}"
     template = wait_until(
-        lambda: cluster.get(path, missing=True), seconds=30, what="the fleet has made the template"
+        lambda: cluster.get(path, missing=True), seconds=60, what="the fleet has made the template"
     )
     (request,) = template["spec"]["spec"]["devices"]["requests"]
     assert request["exactly"]["capacity"]["requests"] == {"shares": "20"}
