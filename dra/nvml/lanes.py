@@ -23,6 +23,9 @@ T = TypeVar("T")
 MAX_THREADS = 32
 # Idle workers that are kept; a scan needs one, a prepare beside it another.
 KEEP_IDLE = 2
+# A wait of so long that took so much longer is one in which the process did not run.
+_SLICE_SECONDS = 0.5
+_OVERSLEPT_SECONDS = 1.0
 
 
 class Job:
@@ -47,6 +50,29 @@ class Job:
         self.abandoned = False
         self.result: object = None
         self.error: BaseException | None = None
+
+
+class AwakePatience:
+    """How long a caller still waits, counted in the time in which this process ran. One thread uses it.
+
+    While the process is stopped (a paused machine, a frozen pod) no answer can arrive either: a call that was under way
+    when that began has not hung.
+    """
+
+    def __init__(self, seconds: float, *, clock: Callable[[], float]) -> None:
+        self._left, self._clock = seconds, clock
+
+    def wait_for(self, event: threading.Event) -> bool:
+        """Wait until the event is set or the patience is at an end; whether it is set."""
+        while self._left > 0:
+            asked = min(self._left, _SLICE_SECONDS)
+            began = self._clock()
+            if event.wait(asked):
+                self._left -= min(asked, self._clock() - began)
+                return True
+            if self._clock() - began < asked + _OVERSLEPT_SECONDS:
+                self._left -= asked
+        return event.is_set()
 
 
 _current = threading.local()
@@ -104,7 +130,7 @@ class CallLanes:
             HostError: DRA-HOST-NO-THREADS.
         """
         job = self._start(subject, call, discard, deadline_seconds)
-        outcome = self._finish(job, deadline_seconds)
+        outcome = self._finish(job, AwakePatience(deadline_seconds, clock=self._clock), deadline_seconds)
         if job.error is not None:
             raise job.error
         if outcome is not None:
@@ -118,7 +144,7 @@ class CallLanes:
 
         One that hangs costs the others nothing but the wait.
         """
-        end = self._clock() + deadline_seconds
+        patience = AwakePatience(deadline_seconds, clock=self._clock)
         jobs: dict[str, Job | DraError] = {}
         for subject, call in calls.items():
             try:
@@ -130,7 +156,7 @@ class CallLanes:
             if isinstance(job, DraError):
                 results[subject] = job
                 continue
-            late = self._finish(job, max(0.0, end - self._clock()))
+            late = self._finish(job, patience, deadline_seconds)
             if job.error is not None and not isinstance(job.error, DraError):
                 raise job.error
             results[subject] = late or job.error or cast("T", job.result)
@@ -147,9 +173,9 @@ class CallLanes:
         self._worker_for(subject, wait_seconds).put(job)
         return job
 
-    def _finish(self, job: Job, deadline_seconds: float) -> DraError | None:
+    def _finish(self, job: Job, patience: AwakePatience, deadline_seconds: float) -> DraError | None:
         """Wait for a job; an error (and the job left behind) when it is late."""
-        if not job.done.wait(deadline_seconds):
+        if not patience.wait_for(job.done):
             with self._changed:
                 if not job.finished:
                     job.abandoned = True

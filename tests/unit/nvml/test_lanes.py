@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from dra.errors import DeviceError, DraError, HostError, StackError
-from dra.nvml.lanes import CallLanes, current_job
+from dra.nvml.lanes import AwakePatience, CallLanes, current_job
 
 
 @pytest.fixture
@@ -147,3 +147,39 @@ def test_a_worker_that_cannot_be_started_is_not_counted_and_the_next_call_works(
     monkeypatch.setattr(threading.Thread, "start", start)
     assert lanes.run("gpu", lambda: 1, deadline_seconds=5) == 1
     lanes.close()
+
+
+class StoppedAt:
+    """An event that never comes. In the middle of one wait the whole process is stopped for an hour."""
+
+    def __init__(self, number: int, *, comes_at: float = float("inf")) -> None:
+        self.number, self.comes_at = number, comes_at
+        self.now, self.waits = 100.0, 0
+
+    def wait(self, seconds: float) -> bool:
+        self.waits += 1
+        self.now += seconds + (3600.0 if self.waits == self.number else 0.0)
+        return self.is_set()
+
+    def is_set(self) -> bool:
+        return self.now >= self.comes_at
+
+
+@pytest.mark.fault("F42")
+@pytest.mark.parametrize("number", [1, 3, 20])
+def test_a_time_in_which_the_process_was_stopped_is_not_waited_off(number) -> None:
+    event = StoppedAt(number)
+    assert not AwakePatience(10.0, clock=lambda: event.now).wait_for(event)
+    assert event.waits == 21
+    assert event.now == 100.0 + 3600.0 + 10.5
+    # Whoever answers right after the stop has answered in time.
+    event = StoppedAt(number, comes_at=100.0 + 3600.0 + 0.5 * (number + 1))
+    assert AwakePatience(10.0, clock=lambda: event.now).wait_for(event)
+
+
+def test_several_answers_share_one_patience() -> None:
+    event = StoppedAt(0)
+    patience = AwakePatience(10.0, clock=lambda: event.now)
+    assert not patience.wait_for(event)
+    assert not patience.wait_for(event)
+    assert event.now == 110.0
