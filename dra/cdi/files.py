@@ -12,8 +12,7 @@ import json
 import os
 import re
 import stat
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,10 @@ from typing import Any
 from dra.cdi.checked import CheckedSpec, as_checked
 from dra.cdi.spec import CLASS, encode, kind_of
 from dra.errors import ClaimError, HostError
-from dra.host.files import ensure_dir, host_error, is_leftover, read_bytes, remove_durable, write_durable
+from dra.host.files import ensure_dir, host_error, read_bytes, remove_durable, write_durable
 
 # Engines run as root, but rootless ones and people read here too.
 MODE = 0o644
-# Younger temporary files may still be written to, by us or by a second instance during an update.
-LEFTOVER_SECONDS = 60.0
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}", re.ASCII)
 _KIND_LINE = re.compile(rb"^kind:[ \t]*[\"']?([^\"'\s]+)", re.MULTILINE)
 
@@ -47,12 +44,10 @@ class SpecFiles:
         cdi_root: Path,
         *,
         driver: str = "gpu.nvidia.com",
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._root = cdi_root
         self._kind = kind_of(driver)
         self._prefix = f"k8s.{driver}-{CLASS}_"
-        self._wall_clock = wall_clock
 
     def path(self, claim_uid: str) -> Path:
         """Give the file of a claim, whether it is there or not.
@@ -139,27 +134,6 @@ class SpecFiles:
             if data is not None and (not data.strip() or kind_in(data) == self._kind):
                 found.append(ClaimSpecFile(claim_uid, path))
         return tuple(found)
-
-    def find_orphans(self, live_claims: Collection[str]) -> tuple[Path, ...]:
-        """Give what nobody needs: our specs of claims that do not live, and temporary files of writes that never ended.
-
-        Raises:
-            HostError: the directory is there and cannot be read.
-        """
-        live = set(live_claims)
-        specs = [file.path for file in self.list_ours() if file.claim_uid not in live]
-        now = self._wall_clock()
-        leftovers = []
-        for name in self._names():
-            if not is_leftover(name, prefix=self._prefix):
-                continue
-            try:
-                age = now - (self._root / name).lstat().st_mtime
-            except OSError:
-                continue
-            if age > LEFTOVER_SECONDS:
-                leftovers.append(self._root / name)
-        return (*specs, *leftovers)
 
     def _names(self) -> list[str]:
         try:

@@ -6,6 +6,7 @@ partition whose load nobody can tell (no GPM: before Hopper) is `unknown`, whate
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -93,16 +94,20 @@ class Top:
 
 
 class Watch:
-    """Remembers the highest load of each device and its holders, so that idle means idle all the time."""
+    """Remembers the highest load of each device and its holders, so that idle means idle all the time.
 
-    def __init__(self) -> None:
+    `clock`: monotonic seconds.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._peaks: dict[tuple[str, tuple[str, ...]], float | None] = {}
         self._began: float | None = None
 
-    def add(self, found: Iterable[Use], *, now: float) -> None:
+    def add(self, found: Iterable[Use]) -> None:
         """Take a reading."""
         if self._began is None:
-            self._began = now
+            self._began = self._clock()
         before, self._peaks = self._peaks, {}
         for use in found:
             key = _watch_key(use)
@@ -115,9 +120,10 @@ class Watch:
         """Give the highest load while this device had these holders; None if it is not known."""
         return self._peaks.get(_watch_key(use))
 
-    def seconds(self, now: float) -> float:
-        """Give how long it has watched."""
-        return 0.0 if self._began is None else now - self._began
+    @property
+    def seconds(self) -> float:
+        """How long it has watched."""
+        return 0.0 if self._began is None else self._clock() - self._began
 
 
 def _watch_key(use: Use) -> tuple[str, tuple[str, ...]]:
@@ -136,7 +142,7 @@ def look(
 ) -> Top:
     """Give the table for one round of readings. `now` in seconds since 1970."""
     found = uses(snapshot, held, place_of=place_of, command_of=command_of)
-    watch.add(found, now=now)
+    watch.add(found)
     rows = tuple(
         _row(
             use,
@@ -156,7 +162,7 @@ def look(
         for each in held
         if each.device not in listed
     ]
-    return Top(snapshot.inventory.driver_version, snapshot.taken, watch.seconds(now), rows, tuple(problems))
+    return Top(snapshot.inventory.driver_version, snapshot.taken, watch.seconds, rows, tuple(problems))
 
 
 def _row(
@@ -191,7 +197,7 @@ def _row(
     strangers = tuple(_stranger(process, place_of, command_of) for process in use.foreign)
     read = use.reading is not None or use.mig_reading is not None
     asleep = use.gpu.uuid in snapshot.asleep
-    idle = _idle_text(use, holders, watch, now=now, idle_after_seconds=idle_after_seconds)
+    idle = _idle_text(use, holders, watch, idle_after_seconds=idle_after_seconds)
     flags = [*(Flag("idle", idle),) * bool(idle), *_foreign_flags(strangers), *_mig_flags(use)]
     if not read and not asleep and use.mig is None:
         flags.append(Flag("unreadable", str(error) if error else "it did not answer in time"))
@@ -228,9 +234,7 @@ def _state(use: Use, *, read: bool, asleep: bool, idle: bool, strangers: bool) -
     return "busy" if use.load > IDLE_LOAD else "held"
 
 
-def _idle_text(
-    use: Use, holders: Sequence[Holder], watch: Watch, *, now: float, idle_after_seconds: float
-) -> str:
+def _idle_text(use: Use, holders: Sequence[Holder], watch: Watch, *, idle_after_seconds: float) -> str:
     peak = watch.peak(use)
     ages = [holder.seconds for holder in holders if holder.seconds is not None]
     if peak is None or peak > IDLE_LOAD or not ages or len(ages) < len(holders):
@@ -238,7 +242,7 @@ def _idle_text(
     youngest = min(ages)
     if youngest < idle_after_seconds:
         return ""
-    return f"allocated {duration(youngest)}, {peak:.0%} (seen for {duration(watch.seconds(now))})"
+    return f"allocated {duration(youngest)}, {peak:.0%} (seen for {duration(watch.seconds)})"
 
 
 def _foreign_flags(strangers: Sequence[Stranger]) -> list[Flag]:

@@ -73,8 +73,8 @@ class HealthBook:
 
     Args:
         policy: what the administrator set.
-        wall: seconds since 1970, for what people see and what outlives the process.
-        clock: monotonic seconds, for what is measured.
+        wall: seconds since 1970, for what people see.
+        clock: seconds since boot, for what is measured: the time of day can be set.
     """
 
     def __init__(
@@ -133,9 +133,18 @@ class HealthBook:
             # Not known to be unmonitored before anybody tried.
             if each.key == UNMONITORED:
                 continue
-            self._conditions[each.scope, each.key] = each
+            self._conditions[each.scope, each.key] = replace(
+                each,
+                since_up=self._up(each.since_up if same_boot else None, each.since),
+                seen_up=self._up(each.seen_up if same_boot else None, each.seen),
+            )
             if not same_boot:
                 self._reloaded.add(each.scope.gpu)
+
+    def _up(self, up: float | None, at: float) -> float:
+        """Give when something was in seconds since boot: as it was noted, or by the time of day where it was not."""
+        now = self._clock()
+        return up if up is not None and up <= now else now - max(0.0, self._wall() - at)
 
     def take_xid(self, event: XidEvent, reading: Reading | None, *, count: int = 1) -> None:
         """Take an XID that came so many times, with what the GPU said when it was asked right after it.
@@ -185,9 +194,9 @@ class HealthBook:
 
     def forget_absent(self, present: Iterable[str]) -> None:
         """Drop what is held against GPUs that have been away for long: they were replaced."""
-        there, now = set(present), self._wall()
+        there = set(present)
         for scope, key in list(self._conditions):
-            if scope.gpu not in there and now - self._conditions[scope, key].seen > ABSENT_SECONDS:
+            if scope.gpu not in there and self._ago(self._conditions[scope, key].seen_up) > ABSENT_SECONDS:
                 self._drop((scope, key))
 
     def take_unmonitored(self, gpu: str, why: str) -> None:
@@ -271,7 +280,9 @@ class HealthBook:
             # The first one is the cause: it stays, and so does the time at which the taint was added.
             if grade >= Grade.ILL:
                 self._streaks.pop(key, None)
-                self._conditions[key] = replace(old, seen=self._wall(), action=action or old.action)
+                self._conditions[key] = replace(
+                    old, seen=self._wall(), seen_up=self._clock(), action=action or old.action
+                )
             return
         self._drop_guess(event, grade, action)
         remedy = "" if grade is Grade.NOTE else action_remedy(action) if action else RESET_REMEDY
@@ -285,7 +296,7 @@ class HealthBook:
         guess = self._conditions.get(key)
         if event.scope.whole or guess is None or not _is_guess(guess) or grade < Grade.ILL:
             return
-        if action not in _WHOLE_GPU_ACTIONS and self._wall() - guess.since <= BLAME_SECONDS:
+        if action not in _WHOLE_GPU_ACTIONS and self._ago(guess.since_up) <= BLAME_SECONDS:
             self._drop(key)
 
     def _explains(self, event: XidEvent, grade: Grade, old: Condition) -> bool:
@@ -297,22 +308,22 @@ class HealthBook:
             _is_guess(old)
             and grade >= Grade.ILL
             and self._policy.grade_xid(event.xid, action=None, gpu=event.scope.gpu) >= Grade.ILL
-            and self._wall() - old.since <= BLAME_SECONDS
+            and self._ago(old.since_up) <= BLAME_SECONDS
         )
 
     def _set(
         self, key: Key, finding: Finding, *, energy_mj: int | None = None, action: int | None = None
     ) -> None:
-        now = self._wall()
+        now, up = self._wall(), self._clock()
         old = self._conditions.get(key)
         self._streaks.pop(key, None)
         times = old.times if old is not None else self._times_before(key)
         new = Condition(
             key[0], finding.key, finding.grade, finding.value, finding.message, finding.remedy,
-            since=now, seen=now, times=times, energy_mj=energy_mj, action=action,
+            since=now, seen=now, times=times, energy_mj=energy_mj, action=action, since_up=up, seen_up=up,
         )  # fmt: skip
         if old is not None and (old.grade, old.value) == (new.grade, new.value):
-            new = replace(new, since=old.since, energy_mj=old.energy_mj, data=old.data)
+            new = replace(new, since=old.since, since_up=old.since_up, energy_mj=old.energy_mj, data=old.data)
             self._conditions[key] = new
             return
         if old is None or new.is_ill != old.is_ill:
@@ -355,10 +366,12 @@ class HealthBook:
             self._drop(key)
 
     def _expire(self, gpu: str) -> None:
-        now = self._wall()
         for each in self.of(gpu):
-            if each.key == XID and not each.is_ill and not 0 <= now - each.seen <= self._note_seconds:
+            if each.key == XID and not each.is_ill and self._ago(each.seen_up) > self._note_seconds:
                 self._drop((each.scope, XID))
+
+    def _ago(self, up: float | None) -> float:
+        return 0.0 if up is None else self._clock() - up
 
     def _drop(self, key: Key) -> None:
         old = self._conditions.pop(key)

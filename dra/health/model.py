@@ -52,6 +52,7 @@ class Condition:
     Args:
         since: seconds since 1970 at which it began with this value and grade: the taint's `timeAdded`.
         seen: when it was last confirmed.
+        since_up, seen_up: the same in seconds since boot, by which durations are measured: the time of day can be set.
         times: how often it came back soon after it had been cleared.
         energy_mj: the GPU's energy counter when it began; a lower one later means that the GPU was reset.
         action: the recovery action that came with it.
@@ -70,6 +71,8 @@ class Condition:
     energy_mj: int | None = None
     action: int | None = None
     data: Mapping[str, object] = field(default_factory=dict)
+    since_up: float | None = None
+    seen_up: float | None = None
 
     @property
     def is_ill(self) -> bool:

@@ -107,7 +107,7 @@ class HealthMonitor:
         self._state_path, self._boot_id = state_path, boot_id
         self._check_seconds, self._fast_seconds = check_seconds, fast_seconds
         self._unheard_seconds, self._rescan_seconds = unheard_seconds, rescan_seconds
-        self._book = HealthBook(policy, wall=time.time, clock=time.monotonic)
+        self._book = HealthBook(policy, wall=time.time, clock=seconds_since_boot)
         self._ears = Ears(
             session,
             kernel_log_path=kernel_log_path,
@@ -408,7 +408,8 @@ class HealthMonitor:
         if conditions == self._saved and not force:
             return
         try:
-            save_state(self._state_path, HealthState(self._boot_id, conditions, time.time()))
+            heard = (time.time(), seconds_since_boot())
+            save_state(self._state_path, HealthState(self._boot_id, conditions, *heard))
         except HostError as error:
             if error.code != self._save_failed:
                 log.warning("health_state_not_written", **error_fields(error))
@@ -421,6 +422,9 @@ def _heard_until(state: HealthState, *, same_boot: bool) -> float | None:
     """Give the time since boot until which an earlier process has listened; None: nobody did in this boot."""
     if not same_boot or not state.heard_at:
         return None
+    if state.heard_up is not None:
+        return state.heard_up
+    # A version wrote it that kept the time of day alone.
     ago = time.time() - state.heard_at
     return seconds_since_boot() - ago if ago > 0 else None
 
@@ -432,7 +436,8 @@ def _report(change: Change) -> None:
         "value": condition.value, "grade": condition.grade.name.lower(), "text": condition.message,
     }  # fmt: skip
     if change.after is None:
-        log.info("health_condition_cleared", seconds=round(time.time() - condition.since), **fields)
+        seconds = 0.0 if condition.since_up is None else seconds_since_boot() - condition.since_up
+        log.info("health_condition_cleared", seconds=round(seconds), **fields)
     elif condition.is_ill:
         log.warning("health_condition_set", remedy=condition.remedy, **fields)
     else:

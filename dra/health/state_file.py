@@ -23,7 +23,7 @@ VERSION = 1
 _LARGEST_BYTES = 4 << 20
 _KNOWN = frozenset(
     {"gpu", "gi", "ci", "key", "grade", "value", "message", "remedy", "since", "seen", "times", "energy_mj",
-     "action"}
+     "action", "since_up", "seen_up"}
 )  # fmt: skip
 
 log = get_logger()
@@ -31,11 +31,15 @@ log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class HealthState:
-    """What the file holds. `heard_at`: until when (seconds since 1970) XIDs have been listened to."""
+    """What the file holds.
+
+    `heard_at`: until when XIDs have been listened to, in seconds since 1970; `heard_up`: the same in seconds since boot.
+    """
 
     boot_id: str = ""
     conditions: tuple[Condition, ...] = ()
     heard_at: float = 0.0
+    heard_up: float | None = None
 
 
 def load_state(path: Path) -> HealthState:
@@ -70,6 +74,7 @@ def encode_state(state: HealthState) -> bytes:
         "version": VERSION,
         "boot_id": state.boot_id,
         "heard_at": state.heard_at,
+        "heard_up": state.heard_up,
         "conditions": [_condition(each) for each in state.conditions],
     }
     return json.dumps(content, separators=(",", ":")).encode()
@@ -84,6 +89,7 @@ def decode_state(data: bytes) -> HealthState:
         str(content["boot_id"]),
         tuple(_decoded(each) for each in content["conditions"]),
         _time(content.get("heard_at") or 0.0),
+        _up(content.get("heard_up")),
     )
 
 
@@ -103,6 +109,8 @@ def _condition(condition: Condition) -> dict[str, Any]:
         "times": condition.times,
         "energy_mj": condition.energy_mj,
         "action": condition.action,
+        "since_up": condition.since_up,
+        "seen_up": condition.seen_up,
     }
 
 
@@ -120,11 +128,23 @@ def _decoded(item: Mapping[str, Any]) -> Condition:
         energy_mj=_number(item.get("energy_mj")),
         action=_number(item.get("action")),
         data={key: value for key, value in item.items() if key not in _KNOWN},
+        since_up=_up(item.get("since_up")),
+        seen_up=_up(item.get("seen_up")),
     )
 
 
 def _number(value: Any) -> int | None:
     return None if value is None else int(value)
+
+
+def _up(value: Any) -> float | None:
+    if value is None:
+        return None
+    seconds = float(value)
+    # Before the boot for what was written down before it.
+    if not -1e11 < seconds < 1e11:
+        raise ValueError(f"{seconds} is no time")
+    return seconds
 
 
 def _time(value: Any) -> float:

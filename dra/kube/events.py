@@ -60,8 +60,8 @@ class ObjectReference:
 class _Written:
     name: str
     count: int
-    first: float
-    last: float
+    # When it was last said, on the clock that cannot be set.
+    seen: float
 
 
 class EventRecorder:
@@ -178,8 +178,9 @@ class EventRecorder:
         key = (about.uid, type_, reason, message)
         namespace = about.namespace or "default"
         known = self._known.get(key)
-        if known is not None and at - known.last <= SAME_SECONDS:
-            known.count, known.last = known.count + 1, at
+        now = self._clock.now()
+        if known is not None and now - known.seen <= SAME_SECONDS:
+            known.count, known.seen = known.count + 1, now
             try:
                 body = {"count": known.count, "lastTimestamp": _rfc3339(at)}
                 self._client.patch(EVENTS, known.name, body, namespace, timeout_seconds=5.0)
@@ -205,7 +206,7 @@ class EventRecorder:
         except KubeError as error:
             if error.reason != "AlreadyExists":
                 raise
-        self._known[key] = _Written(name, 1, at, at)
+        self._known[key] = _Written(name, 1, now)
         self._known.move_to_end(key)
         if len(self._known) > REMEMBERED:
             self._known.popitem(last=False)

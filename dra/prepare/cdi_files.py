@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import re
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -106,17 +105,13 @@ class CdiFiles:
         pattern = rb"name\"?:\s*\"?" + re.escape(uid.encode()) + rb"-([a-z0-9-]+)"
         return tuple(dict.fromkeys(_split(name.decode()) for name in re.findall(pattern, data)))
 
-    def remove_leftovers(self, *, older_than_seconds: float) -> int:
-        """Remove temporary files of writes that never ended; give how many."""
-        removed = 0
+    def leftovers(self) -> list[Path]:
+        """Give the temporary files of writes that never ended, or have not yet."""
         try:
             with os.scandir(self._root) as entries:
-                for entry in entries:
-                    if is_leftover(entry.name, prefix=self._prefix):
-                        removed += remove_if_old(Path(entry.path), older_than_seconds)
+                return [Path(entry.path) for entry in entries if is_leftover(entry.name, prefix=self._prefix)]
         except OSError:
-            return removed
-        return removed
+            return []
 
 
 def _foreign(data: bytes) -> Mapping[str, Any] | None:
@@ -128,17 +123,6 @@ def _foreign(data: bytes) -> Mapping[str, Any] | None:
     except yaml.YAMLError:
         return None
     return spec if isinstance(spec, dict) else None
-
-
-def remove_if_old(path: Path, older_than_seconds: float) -> bool:
-    """Remove a temporary file that nobody can be writing any more; whether it was removed."""
-    try:
-        if time.time() - path.stat().st_mtime < older_than_seconds:
-            return False
-        path.unlink()
-    except OSError:
-        return False
-    return True
 
 
 def _split(name: str) -> tuple[str, str | None]:

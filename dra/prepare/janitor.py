@@ -17,7 +17,7 @@ from dra.prepare.engine import Engine
 from dra.prepare.model import ClaimSource, Notify, no_notice
 from dra.prepare.record import Record
 from dra.prepare.sweep.claims import Claims
-from dra.prepare.sweep.leftovers import sweep_files, sweep_partitions
+from dra.prepare.sweep.leftovers import HalfWritten, sweep_files, sweep_partitions
 from dra.prepare.sweep.lost import LostRecords, note_orphan_specs
 from dra.prepare.sweep.patience import CONFIRM_SECONDS, IN_USE_GRACE_SECONDS, Patience, Waits
 from dra.prepare.sweep.report import SweepReport, teller
@@ -61,6 +61,7 @@ class Janitor:
         self._stale = StaleRecords(engine, claims, patience, tell=tell, stopping=self._stopping.is_set)
         self._lost = LostRecords(engine, claims, patience, notify=notify)
         self._retries = UnprepareRetries(engine, notify=notify, monotonic=monotonic)
+        self._half_written = HalfWritten(monotonic)
         self._sweeping = threading.Lock()
         self._thread: threading.Thread | None = None
         self._log = get_logger()
@@ -96,7 +97,7 @@ class Janitor:
                 except DraError as error:
                     report.api_answered = False
                     self._log.info("sweep_incomplete", **error_fields(error))
-            sweep_files(self._engine)
+            sweep_files(self._engine, self._half_written)
         report.released += self.retry_unprepares()
         self.restore_specs()
         return report

@@ -20,7 +20,6 @@ from typing import Any
 from dra.errors import HostError
 from dra.host.files import ensure_dir, is_leftover, read_bytes, remove_durable, write_durable
 from dra.inventory.ownership import Owned
-from dra.prepare.cdi_files import remove_if_old
 from dra.prepare.partitions import Partition
 from dra.telemetry.log import error_fields, get_logger
 from dra.values import is_dns_label
@@ -111,8 +110,8 @@ class MarkDirectory:
                     partitions[name] = Mark(name, str(content["gpu"]), made)
         return Marks(partitions, frozenset(modes))
 
-    def clear_old(self, *, older_than_seconds: float) -> int:
-        """Remove what another boot left, and temporary files of writes that never ended; how many."""
+    def clear_old(self) -> int:
+        """Remove what another boot left; how many."""
         stale = [
             name
             for name in self._names()
@@ -120,11 +119,11 @@ class MarkDirectory:
         ]
         for name in stale:
             self._remove(name)
-        return len(stale) + sum(
-            remove_if_old(self._directory / entry, older_than_seconds)
-            for entry in self._entries()
-            if is_leftover(entry, prefix="")
-        )
+        return len(stale)
+
+    def leftovers(self) -> list[Path]:
+        """Give the temporary files of writes that never ended, or have not yet."""
+        return [self._directory / entry for entry in self._entries() if is_leftover(entry, prefix="")]
 
     def _names(self) -> Iterator[str]:
         yield from (entry.removesuffix(".json") for entry in self._entries() if entry.endswith(".json"))

@@ -123,8 +123,9 @@ class RecordStore:
                 if seen_at == self._seen_at and not fully:
                     return
                 self._scan(found)
-                # Only when the last change lies well back does every later one show as a new time.
-                self._seen_at = seen_at if now - seen_at > _TICK_NANOSECONDS else None
+                # Only when the last change lies well back does every later one show as a new time; or well ahead, where
+                # the clock was set back.
+                self._seen_at = seen_at if abs(now - seen_at) > _TICK_NANOSECONDS else None
             except OSError as error:
                 raise host_error(error, "read", self._directory) from error
         for damage in found:
@@ -230,7 +231,7 @@ class RecordStore:
         self._report(damage)
 
     def leftovers(self) -> list[Path]:
-        """Give the temporary files of writes that never ended."""
+        """Give the temporary files of writes that never ended, or have not yet."""
         try:
             with os.scandir(self._directory) as entries:
                 return [Path(entry.path) for entry in entries if is_leftover(entry.name, prefix="")]

@@ -102,11 +102,13 @@ def threads(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
 
-def started(node: Node, *arguments: str, minor: int = 36, **periods: float):
+def started(
+    node: Node, *arguments: str, minor: int = 36, environment: dict[str, str] | None = None, **periods: float
+):
     """Start daemon and kubelet; gives both once the GPUs are published and watched. Whole GPUs, if not told else."""
     if not any(argument.startswith("--mig-mode") for argument in arguments):
         arguments = ("--mig-mode=static", *arguments)
-    daemon = node.daemon(*arguments, periods={**SOON, **periods})
+    daemon = node.daemon(*arguments, periods={**SOON, **periods}, **environment or {})
     kubelet = node.kubelet(minor=minor)
     kubelet.wait_registered(DRIVER, timeout_seconds=60)
     node.wait_published()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dra.prepare.cdi_files import remove_if_old
+import contextlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
 from dra.prepare.engine import Engine
 from dra.prepare.mig_orphans import find_orphans
 from dra.prepare.sweep.claims import Claims
 from dra.prepare.sweep.patience import Patience
 from dra.telemetry.log import get_logger
 
-# A write takes milliseconds; a temporary file this old belongs to a process that is gone.
-_LEFTOVER_SECONDS = 60.0
+# A write takes milliseconds; a temporary file that was there so long belongs to a process that is gone.
+LEFTOVER_SECONDS = 60.0
 
 log = get_logger()
 
@@ -39,12 +42,40 @@ def sweep_partitions(engine: Engine, claims: Claims, patience: Patience) -> None
         engine.release_partitions(claimed | (unclaimed - due))
 
 
-def sweep_files(engine: Engine) -> None:
+class HalfWritten:
+    """Temporary files of writes that never ended. Used by one sweep at a time.
+
+    One goes once it was seen unchanged for `seconds` on our own clock. Its own time says nothing: it comes from a clock
+    that may have been set since, and a file that a write is about to rename would look an hour old.
+    """
+
+    def __init__(self, monotonic: Callable[[], float], *, seconds: float = LEFTOVER_SECONDS) -> None:
+        self._monotonic, self._seconds = monotonic, seconds
+        self._since: dict[tuple[Path, int, int], float] = {}
+
+    def remove_old(self, paths: Iterable[Path]) -> int:
+        """Remove those of the files that were there long enough; how many."""
+        now, removed = self._monotonic(), 0
+        since: dict[tuple[Path, int, int], float] = {}
+        for path in paths:
+            with contextlib.suppress(OSError):
+                seen = path.stat()
+                key = (path, seen.st_ino, seen.st_mtime_ns)
+                since[key] = self._since.get(key, now)
+                if now - since[key] >= self._seconds:
+                    path.unlink()
+                    removed += 1
+        self._since = since
+        return removed
+
+
+def sweep_files(engine: Engine, half_written: HalfWritten) -> None:
     """Remove old temporary files, and the locks of claims that are gone. Never raises."""
     store, locks = engine.store, engine.locks
-    removed = sum(remove_if_old(path, _LEFTOVER_SECONDS) for path in store.leftovers())
-    removed += engine.marks.clear_old(older_than_seconds=_LEFTOVER_SECONDS)
-    removed += engine.cdi.remove_leftovers(older_than_seconds=_LEFTOVER_SECONDS)
+    removed = half_written.remove_old(
+        [*store.leftovers(), *engine.marks.leftovers(), *engine.cdi.leftovers()]
+    )
+    removed += engine.marks.clear_old()
     known = {record.ref.uid for record in store.records()} | store.unreadable().keys()
     for name in locks.names("claim-"):
         if name.removeprefix("claim-") not in known:

@@ -225,7 +225,7 @@ def test_damaged_and_foreign_files_say_nothing(tmp_path):
     (folder / "notes.txt").write_text("")
     found = marks.read()
     assert (set(found.partitions), found.modes) == ({"gpu-0-mig-1g10gb-19-0"}, frozenset())
-    marks.clear_old(older_than_seconds=0)
+    marks.clear_old()
     assert sorted(path.name for path in folder.iterdir()) == [
         "gpu-0-mig-1g10gb-19-0.json",
         "gpu-0-mig-1g10gb-19-2.json",
