@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dra.inventory.model import Inventory
-from dra.inventory.names import GpuName, MigName, parse_device_name
+from dra.inventory.names import GpuName, MigName, VfioName, parse_device_name, parse_vfio_name
 
 HealthState = Literal["Healthy", "Unhealthy", "Unknown"]
 
@@ -36,16 +36,31 @@ def plan_conditions(
     A GPU that the scan could not fully read is unhealthy with the scan's reason, and so are its partitions; one
     that is published and no longer found is too. `unhealthy` are messages by device name from whoever watches the
     GPUs; that of a GPU (`gpu-3`) holds for its partitions, and all of them say more than the scan's code. `unknown`
-    are the same for devices that nobody watches.
+    are the same for devices that nobody watches. A GPU that can be passed through is as well as it is while NVIDIA's
+    driver has it; afterwards only the virtual machine knows.
     """
     reasons = {gpu.minor: gpu.unusable for gpu in inventory.gpus}
     messages = (unhealthy or {}, unknown or {})
-    return tuple(_condition(pool, name, reasons, messages) for name in sorted(devices))
+    siblings = {
+        str(VfioName(each.index)): str(GpuName(each.gpu_minor))
+        for each in inventory.vfio
+        if each.gpu_minor is not None
+    }
+    return tuple(
+        replace(_condition(pool, siblings[name], reasons, messages), device=name)
+        if name in siblings
+        else _condition(pool, name, reasons, messages)
+        for name in sorted(devices)
+    )
 
 
 def _condition(
     pool: str, device: str, reasons: Mapping[int, str], messages: tuple[Mapping[str, str], Mapping[str, str]]
 ) -> DeviceCondition:
+    if parse_vfio_name(device):
+        return DeviceCondition(
+            pool, device, "Unknown", "the GPU is passed through, and not watched by the node"
+        )
     parsed = parse_device_name(device)
     if not isinstance(parsed, GpuName | MigName):
         return DeviceCondition(pool, device, "Unknown", "the device has no name of this driver")

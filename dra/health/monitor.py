@@ -68,12 +68,14 @@ class HealthPorts:
         held: names of the devices that claims hold.
         rescan: have the hardware looked at again.
         told: hears the verdict and what changed since the last one, on the monitor's thread.
+        away: whether a GPU (by UUID) is passed through to a virtual machine: then it does not answer, and is not ill.
     """
 
     inventory: Callable[[], Inventory]
     held: Callable[[], Collection[str]]
     rescan: Callable[[str], None]
     told: Callable[[Verdict, tuple[Change, ...]], None]
+    away: Callable[[str], bool] = lambda _uuid: False
 
 
 class HealthMonitor:
@@ -325,6 +327,8 @@ class HealthMonitor:
             if event.scope.gpu == gpu and began >= until - JUDGE_SECONDS:
                 self._waiting.remove(entry)
                 self._judge(event, count, reading)
+        if reading.error and self._ports.away(gpu):
+            return
         was_lost = self._is_lost(gpu)
         with self._news:
             self._book.take_reading(gpu, reading)

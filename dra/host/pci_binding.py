@@ -74,6 +74,7 @@ class PciFunction:
         vfio_device: `vfio3` below `/dev/vfio/devices`, for IOMMUFD; empty where the kernel has it not, or it is not
             bound to a vfio driver.
         sriov_vfs: how many virtual functions are cut from it.
+        vendor_id, device_id: of PCI, 0 where they cannot be read.
     """
 
     address: PciAddress
@@ -82,6 +83,8 @@ class PciFunction:
     group_members: tuple[GroupMember, ...] = ()
     vfio_device: str = ""
     sriov_vfs: int = 0
+    vendor_id: int = 0
+    device_id: int = 0
 
     @property
     def on_vfio(self) -> bool:
@@ -114,7 +117,13 @@ class PciBus:
             group_members=() if group is None else self._members(group, address),
             vfio_device=_vfio_device(directory),
             sriov_vfs=_count(directory, "virtfn"),
+            vendor_id=_hex(directory / "vendor"),
+            device_id=_hex(directory / "device"),
         )
+
+    def driver_of(self, address: PciAddress) -> str:
+        """Give the driver that a function is bound to, empty for none. One look at a link."""
+        return _driver(device_dir(self._paths, address))
 
     def functions(self) -> tuple[PciFunction, ...]:
         """Give the GPUs: NVIDIA's display functions by address, bound to whatever, without virtual functions.

@@ -20,7 +20,8 @@ class GpuChange:
 class InventoryDiff:
     """What changed. True if anything did.
 
-    `versions` says that the driver's or CUDA's version differs. Problems are compared by subject and code: a
+    `versions` says that the driver's or CUDA's version differs, `vfio` that other GPUs can be passed through, or that one
+    was or is back. Problems are compared by subject and code: a
     text that only tells how long something lasts is no news.
     """
 
@@ -28,6 +29,7 @@ class InventoryDiff:
     removed: tuple[Gpu, ...] = ()
     changed: tuple[GpuChange, ...] = ()
     versions: bool = False
+    vfio: bool = False
     new_problems: tuple[ScanProblem, ...] = ()
     gone_problems: tuple[ScanProblem, ...] = ()
 
@@ -38,7 +40,7 @@ class InventoryDiff:
     @property
     def publishes(self) -> bool:
         """Whether what is published may change."""
-        return bool(self.added or self.removed or self.changed or self.versions)
+        return bool(self.added or self.removed or self.changed or self.versions or self.vfio)
 
 
 def diff(before: Inventory, after: Inventory) -> InventoryDiff:
@@ -56,6 +58,7 @@ def diff(before: Inventory, after: Inventory) -> InventoryDiff:
             if uuid in old and old[uuid] != gpu
         ),
         versions=(before.driver_version, before.cuda_version) != (after.driver_version, after.cuda_version),
+        vfio=before.vfio != after.vfio,
         new_problems=tuple(problem for key, problem in new_problems.items() if key not in old_problems),
         gone_problems=tuple(problem for key, problem in old_problems.items() if key not in new_problems),
     )

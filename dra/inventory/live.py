@@ -6,6 +6,7 @@ import contextlib
 import random
 import threading
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from dra.host.paths import HostPaths
 from dra.host.pci import device_dir
@@ -142,7 +143,7 @@ class LiveInventory:
         if difference or first:
             # A log whose stream is gone must not end the thread.
             with contextlib.suppress(Exception):
-                self._report(difference)
+                self._report(difference, kept.inventory)
             for told in subscribers:
                 self._tell(told, kept.inventory, difference)
         with self._changed:
@@ -158,7 +159,7 @@ class LiveInventory:
             old = self._kept.inventory
             text = f"the scan failed: {type(error).__name__}: {error}"
             problem = ScanProblem(NODE, "DRA-BUG", text, "Report this with the log.")
-            return Kept(Inventory(old.driver_version, old.cuda_version, old.gpus, (problem,)))
+            return Kept(replace(old, problems=(problem,)))
 
     def _tell(self, told: Subscriber, inventory: Inventory, difference: InventoryDiff) -> None:
         try:
@@ -167,11 +168,16 @@ class LiveInventory:
             with contextlib.suppress(Exception):
                 self._log.exception("inventory_subscriber_failed", error_code="DRA-BUG")
 
-    def _report(self, difference: InventoryDiff) -> None:
+    def _report(self, difference: InventoryDiff, inventory: Inventory) -> None:
         for gpu in difference.added:
             self._log.info("gpu_added", gpu_uuid=gpu.uuid, pci=str(gpu.pci_address), product=gpu.product_name)
+        passed = {each.pci_address: each.driver for each in inventory.vfio if each.on_vfio}
         for gpu in difference.removed:
-            self._log.warning("gpu_removed", gpu_uuid=gpu.uuid, pci=str(gpu.pci_address))
+            where = {"gpu_uuid": gpu.uuid, "pci": str(gpu.pci_address)}
+            if gpu.pci_address in passed:
+                self._log.info("gpu_passed_through", driver=passed[gpu.pci_address], **where)
+            else:
+                self._log.warning("gpu_removed", **where)
         for change in difference.changed:
             self._log.info(
                 "gpu_changed",

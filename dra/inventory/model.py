@@ -87,7 +87,7 @@ class VfioFunction:
     """A GPU as a virtual machine may get it: the PCI function itself, without NVIDIA's driver.
 
     `index` names the device (`gpu-vfio-<index>`): the position among the GPUs on the bus, whatever drivers they have.
-    `driver` is the kernel's: `nvidia`, or one of the vfio family. `iommu_group` also names `/dev/vfio/<group>`;
+    `driver` is the kernel's: `nvidia`, or one of the vfio family where `on_vfio` says so. `iommu_group` also names `/dev/vfio/<group>`;
     `vfio_device` (`vfio3` below `/dev/vfio/devices`) is empty unless it is bound to a vfio driver and the kernel has
     IOMMUFD, whose `/dev/iommu` is there where `iommufd` says so. `addressable_bytes` is the size of its memory BARs.
     `gpu_minor` is the `Gpu` that it is while NVIDIA's driver has it, None otherwise: its number is then not known.
@@ -103,6 +103,7 @@ class VfioFunction:
     device_id: int
     product_name: str
     addressable_bytes: int
+    on_vfio: bool = False
     vfio_device: str = ""
     iommufd: bool = False
     gpu_minor: int | None = None

@@ -65,8 +65,9 @@ class Daemon:
         self.session = NvmlSession(
             machine.library, hold=HoldPolicy(settings.nvml_hold), kernel_version=machine.kernel_version
         )
-        # None unless GPUs may be passed through.
+        # Both None unless GPUs may be passed through.
         self.pci = parts.pci_bus_of(self)
+        self.passed = parts.passed_through(self)
         # Each part may ask those above it at once, and those below it from its first call on.
         self.inventory = parts.inventory_of(self)
         self.sharing = parts.sharing_for(self)
@@ -154,6 +155,8 @@ class Daemon:
         self.readiness.set("registered", "the kubelet has not registered the driver yet")
         self.readiness.ask("sockets", lambda: "" if self.endpoint.present else "a socket is not in place")
         self.readiness.ask("pool", self._pool_missing)
+        if self.passed is not None:
+            self.inventory.subscribe(self.passed.inventory_changed)
         if self.health is not None:
             # Before the pool: what was held against a device is known when it is published first.
             self.inventory.subscribe(self.health.monitor.inventory_changed)

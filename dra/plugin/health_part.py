@@ -37,6 +37,7 @@ class HealthPart:
         records: what is prepared on this node.
         events: writes Events.
         speaks: whether this instance writes them; of two of a rolling update only one does.
+        away: whether a GPU is passed through.
     """
 
     def __init__(
@@ -54,12 +55,13 @@ class HealthPart:
         events: EventRecorder,
         speaks: Callable[[], bool] = lambda: True,
         settings_of: Callable[[str], GpuSettings] = lambda _uuid: GpuSettings(),
+        away: Callable[[str], bool] = lambda _uuid: False,
     ) -> None:
         self._pool, self._inventory, self._records, self._events = pool, inventory, records, events
         self._node_name, self._speaks = settings.node_name, speaks
         self.monitor = HealthMonitor(
             session,
-            HealthPorts(inventory=inventory, held=held, rescan=rescan, told=self._told),
+            HealthPorts(inventory=inventory, held=held, rescan=rescan, told=self._told, away=away),
             policy=HealthPolicy(
                 frozenset(settings.ignored_xids),
                 dict(settings.health_effects),

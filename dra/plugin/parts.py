@@ -6,6 +6,7 @@ A part that is made later is asked for at each call (`daemon.policies…`), so t
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, cast
 
 from dra.cdi.model import CdiOptions, Exposure
@@ -39,8 +40,10 @@ from dra.prepare.janitor import Janitor
 from dra.prepare.metadata import MetadataFiles, MetadataPlanner
 
 if TYPE_CHECKING:
+    from dra.errors import DraError
     from dra.host.pci_binding import PciBus
     from dra.plugin.daemon import Daemon
+    from dra.plugin.passthrough import PassedThrough
     from dra.plugin.settings import PluginSettings
 
 
@@ -68,16 +71,38 @@ def pci_bus_of(daemon: Daemon) -> PciBus | None:
     return PciBus(daemon.machine.paths, daemon.machine.kernel)
 
 
+def passed_through(daemon: Daemon) -> PassedThrough | None:
+    """Give what knows which GPUs are passed through, where they may be."""
+    if daemon.pci is None:
+        return None
+    from dra.plugin.passthrough import PassedThrough
+
+    return PassedThrough(daemon.pci, daemon.devices_in_use)
+
+
+def measure_of(daemon: Daemon) -> Callable[[str], AbstractContextManager[list[DraError]]]:
+    """Give what runs around each call; where GPUs may be passed through, the pool hears afterwards what claims hold."""
+    if daemon.pci is None:
+        return daemon.calls.call
+    from dra.plugin.passthrough import telling
+
+    return telling(daemon.calls.call, lambda: daemon.pool.holds_changed())  # noqa: PLW0108 - it is made later
+
+
 def inventory_of(daemon: Daemon) -> LiveInventory:
     """Give the live view of the hardware."""
     paths, session = daemon.machine.paths, daemon.session
-    layouts = LayoutWatch(
-        lambda: mig_layouts(paths),
-        tidy=session.tidy,
-        changed=lambda: daemon.inventory.rescan("somebody changed the MIG layout"),
-    )
+
+    def changed() -> None:
+        daemon.inventory.rescan("somebody changed the MIG layout or the drivers of GPUs")
+        daemon.pool.holds_changed()
+
+    def layout() -> object:
+        return mig_layouts(paths), daemon.passed.layout() if daemon.passed is not None else None
+
+    layouts = LayoutWatch(layout, tidy=session.tidy, changed=changed)
     return LiveInventory(
-        layouts.around(_scan_of(daemon, Scanner(session, paths))),
+        layouts.around(_scan_with_passthrough(daemon, _scan_of(daemon, Scanner(session, paths)))),
         interval_seconds=daemon.settings.inventory_interval_seconds,
         in_use=daemon.devices_in_use,
         on_bus=on_bus_of(paths),
@@ -93,6 +118,14 @@ def _scan_of(daemon: Daemon, scanner: Scanner) -> Callable[[], Inventory]:
         lambda: scanner.scan(profiles=True),
         lambda: owned_by(daemon.engine.store, daemon.engine.settings.boot_id, daemon.engine.marks),
     )
+
+
+def _scan_with_passthrough(daemon: Daemon, scan: Callable[[], Inventory]) -> Callable[[], Inventory]:
+    if daemon.pci is None:
+        return scan
+    from dra.inventory.passthrough import scan_with_passthrough
+
+    return scan_with_passthrough(scan, daemon.pci, daemon.machine.paths)
 
 
 def sharing_for(daemon: Daemon) -> Sharing[HeardKeeper]:
@@ -189,6 +222,8 @@ def pool_of(daemon: Daemon) -> PoolSource:
         mig_mode=settings.mig_mode,
         keeps_counters=lambda version: server_keeps_counters(client, version, **names),
         keeps_shares=lambda version: server_keeps_shares(client, version, **names),
+        passthrough=daemon.pci is not None,
+        in_use=daemon.devices_in_use,
         settings=settings.gpus,
         mps=daemon.keeper_presence.present(),
         on_problem=NodeEvents(daemon.events, settings.node_name).problem,
@@ -226,6 +261,7 @@ def health_part_of(daemon: Daemon) -> HealthPart:
         events=daemon.events,
         speaks=lambda: daemon.publisher.status().state != "waiting",
         settings_of=daemon.settings_of,
+        away=(lambda _uuid: False) if daemon.passed is None else daemon.passed.__contains__,
     )
 
 
@@ -274,5 +310,5 @@ def endpoint_of(daemon: Daemon) -> Endpoint:
         feed=daemon.feed,
         on_status=daemon.kubelet_said,
         on_failure=daemon.notices.failed,
-        measure=daemon.calls.call,
+        measure=measure_of(daemon),
     )

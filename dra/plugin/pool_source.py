@@ -36,6 +36,8 @@ class PoolSource:
         mig_mode: which partitions are published; `dynamic` needs a server that keeps counters.
         keeps_counters: asks a server of this version whether it does; None if it did not say.
         keeps_shares: the same for devices that several claims share; asked where the settings want any.
+        passthrough: GPUs may also be published as `gpu-vfio-<index>`; then it is asked about counters too.
+        in_use: names of devices that claims hold; asked where GPUs may be passed through.
         settings: what holds for each GPU.
         mps: whether MPS daemons can be had on this node, as far as is known at the start; see `mps_is`.
         on_problem: hears once of each device that could not be published as it should be.
@@ -51,6 +53,8 @@ class PoolSource:
         mig_mode: MigMode = "static",
         keeps_counters: Callable[[tuple[int, int]], bool | None] = lambda _version: None,
         keeps_shares: Callable[[tuple[int, int]], bool | None] = lambda _version: None,
+        passthrough: bool = False,
+        in_use: Callable[[], Collection[str]] = tuple,
         settings: NodeSettings = NO_SETTINGS,
         mps: bool = False,
         on_problem: Callable[[SliceProblem], None] = lambda _problem: None,
@@ -58,6 +62,9 @@ class PoolSource:
     ) -> None:
         self._driver, self._node_name, self._feed, self._mig_mode = driver, node_name, feed, mig_mode
         self._keeps_counters, self._keeps_shares = keeps_counters, keeps_shares
+        self._passthrough, self._in_use = passthrough, in_use
+        # What claims held when the last pool was built; empty where it makes no difference.
+        self._held: frozenset[str] = frozenset()
         # The version for which it was asked; None: not yet.
         self._shares_asked: tuple[int, int] | None = None
         self._settings, self._mps, self._on_problem = settings, mps, on_problem
@@ -92,8 +99,17 @@ class PoolSource:
         with self._lock:
             before, self._inventory = self._inventory, inventory
             # A partition that is made or destroyed for a claim is no news, and a large pool is no small work.
-            if before is None or self._shown(before) != self._shown(inventory):
+            if before is None or self._shown(before) != self._shown(inventory) or self._holds() != self._held:
                 self._build()
+
+    def holds_changed(self) -> None:
+        """Take that claims hold other devices: where the server keeps no counters, what they hold hides its siblings."""
+        with self._lock:
+            if self._inventory is not None and self._holds() != self._held:
+                self._build()
+
+    def _holds(self) -> frozenset[str]:
+        return frozenset(self._in_use()) if self._passthrough else frozenset()
 
     def set_taints(
         self,
@@ -142,7 +158,7 @@ class PoolSource:
     def server_is(self, version: tuple[int, int]) -> None:
         """Take the API server's version; asks it about counters if partitions are offered on demand."""
         features = ServerFeatures.of_version(*version)
-        if self._mig_mode == "dynamic":
+        if self._mig_mode == "dynamic" or self._passthrough:
             kept = self._keeps_counters(version)
             features = replace(features, partitionable=features.partitionable if kept is None else kept)
         self._shares_asked = None
@@ -184,6 +200,7 @@ class PoolSource:
             return
         if self._settings.share_something:
             self._on_shared()
+        self._held = self._holds()
         pool = build_pool(
             self._inventory,
             node_name=self._node_name,
@@ -193,6 +210,7 @@ class PoolSource:
             taints=self._all_taints(),
             settings=self._settings,
             mps=self._mps,
+            in_use=self._held,
         )
         self._attributes = {str(device["name"]): device.get("attributes") or {} for device in pool.devices}
         names = list(self._attributes)

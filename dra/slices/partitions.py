@@ -131,9 +131,14 @@ def whole_device(
         if name != "memory":
             most = max(profile_amounts(each)[name] for each in gpu.mig_profiles)
             capacity[name] = {"value": str(Quantity.of(most, binary=True))}
-    touched = {name: {"value": _TOUCH} for name in shared["counters"] if name.startswith(_MEMORY_SLICE)}
+    touched = {name: {"value": _TOUCH} for name in touched_counters(shared)}
     consumes = [{"counterSet": shared["name"], "counters": touched}]
     return {**device, "capacity": capacity, "consumesCounters": consumes}
+
+
+def touched_counters(shared: dict[str, Any]) -> Counters:
+    """Give the counters, with all there is of them, of which the whole GPU takes a little: those of memory slices."""
+    return {name: each for name, each in shared["counters"].items() if name.startswith(_MEMORY_SLICE)}
 
 
 def possible_devices(gpu: Gpu, inventory: Inventory, problems: list[SliceProblem]) -> list[dict[str, Any]]:

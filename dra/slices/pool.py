@@ -6,14 +6,14 @@ smallest partitions first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dra.api.gpu_settings import NO_SETTINGS, NodeSettings
+from dra.api.gpu_settings import NO_SETTINGS, GpuIdentity, NodeSettings
 from dra.api.limits import MAX_ATTRIBUTES_AND_CAPACITIES
-from dra.inventory.model import Gpu, Inventory
-from dra.inventory.names import GpuName
+from dra.inventory.model import Gpu, Inventory, VfioFunction
+from dra.inventory.names import GpuName, VfioName, parse_vfio_name
 from dra.slices.devices import SliceProblem, gpu_device, mig_device
 from dra.slices.extras import reserved_taint, with_extra_attributes
 from dra.slices.features import ServerFeatures
@@ -23,6 +23,7 @@ from dra.slices.rules import Violation, check_device
 from dra.slices.sharing import identity_of, share_device
 from dra.slices.taints import Taint, merge_taints, taint_of_unusable
 from dra.slices.validate import validate_slices
+from dra.values import PciAddress
 
 __all__ = ["DRIVER", "MigMode", "PoolContent", "SliceContent", "build_pool"]
 
@@ -75,6 +76,7 @@ def build_pool(
     mig_mode: MigMode = "static",
     settings: NodeSettings = NO_SETTINGS,
     mps: bool = False,
+    in_use: Collection[str] = (),
 ) -> PoolContent:
     """Give the pool that a node publishes.
 
@@ -90,6 +92,7 @@ def build_pool(
             `static` those that exist; `none` no partitions.
         settings: what holds for each GPU: how it is shared, partitions like the whole.
         mps: MPS daemons can be had on this node, so that shares can be held to their amounts.
+        in_use: names of devices that claims hold; asked where a GPU can also be passed through.
 
     A GPU in MIG mode is not listed as a whole, unless its partitions are made on demand. A device that must not be
     given out is tainted; on a server without taints it is withheld, which is safe: a claim that has it keeps it.
@@ -97,27 +100,38 @@ def build_pool(
     problems: list[SliceProblem] = []
     groups: list[GpuGroup] = []
     names: set[str] = set()
-    for gpu in sorted(inventory.gpus, key=lambda each: (each.pci_address, each.minor, each.uuid)):
+    for gpu, function in _hardware(inventory, in_use):
         listed: list[dict[str, Any]] = []
-        own = settings.of(identity_of(gpu))
-        shared, devices = _offer_of(
-            gpu, inventory, problems, mig_mode=own.mig.mode or mig_mode, features=features
+        own = settings.of(_identity(gpu, function))
+        shared, devices = (
+            (None, [])
+            if gpu is None
+            else _offer_of(gpu, inventory, problems, mig_mode=own.mig.mode or mig_mode, features=features)
         )
+        if function is not None:
+            # Not loaded by the many daemons that never pass anything through.
+            from dra.slices.passthrough import with_vfio
+
+            shared, devices = with_vfio(
+                (shared, devices), gpu, function, features=features, in_use=in_use, problems=problems
+            )
         if shared is not None:
-            if not _is_free(shared["name"], names, gpu, problems):
+            if not _is_free(shared["name"], names, _what(gpu, function), problems):
                 continue
             names.add(shared["name"])
-        for device in devices:
-            shared_out = share_device(
-                device, gpu, settings=settings, features=features, mps=mps,
-                cuda_version=inventory.cuda_version, problems=problems,
-            )  # fmt: skip
-            fit = _fit(with_extra_attributes(shared_out, own), problems)
-            name = device["name"]
-            if fit is None or not _is_free(name, names, gpu, problems):
+        for each in devices:
+            device, name = each, each["name"]
+            # What a virtual machine gets is nobody else's.
+            if gpu is not None and not parse_vfio_name(name):
+                device = share_device(
+                    device, gpu, settings=settings, features=features, mps=mps,
+                    cuda_version=inventory.cuda_version, problems=problems,
+                )  # fmt: skip
+            fit = _fit(with_extra_attributes(device, own), problems)
+            if fit is None or not _is_free(name, names, _what(gpu, function), problems):
                 continue
             names.add(name)
-            given = (taints or {}).get(name, ()), (taints or {}).get(str(GpuName(gpu.minor)), ())
+            given = [(taints or {}).get(whose, ()) for whose in (name, *_whole_of(gpu))]
             tainted = _taint(fit, gpu, (*given, reserved_taint(own)), features, problems)
             if tainted is not None:
                 listed.append(tainted)
@@ -125,6 +139,40 @@ def build_pool(
     slices = lay_out(groups, features, problems)
     pool = PoolContent(driver, node_name, pool_name or node_name, slices)
     return replace(pool, problems=(*problems, *_invalid(pool, counters_apart=features.counters_apart)))
+
+
+def _hardware(inventory: Inventory, in_use: Collection[str]) -> list[tuple[Gpu | None, VfioFunction | None]]:
+    """Give each GPU, with the function by which it can be passed through, in the order in which they are listed.
+
+    One that a virtual machine has is a function alone. A GPU that NVIDIA's driver has and does not tell of is not
+    listed, unless a claim holds it.
+    """
+    functions = {each.pci_address: each for each in inventory.vfio}
+    found: list[tuple[tuple[PciAddress, int, str], Gpu | None, VfioFunction | None]] = [
+        ((gpu.pci_address, gpu.minor, gpu.uuid), gpu, functions.pop(gpu.pci_address, None))
+        for gpu in inventory.gpus
+    ]
+    found += [
+        ((each.pci_address, -1, ""), None, each)
+        for each in functions.values()
+        if each.on_vfio or str(VfioName(each.index)) in in_use
+    ]
+    return [(gpu, function) for _, gpu, function in sorted(found, key=lambda each: each[0])]
+
+
+def _identity(gpu: Gpu | None, function: VfioFunction | None) -> GpuIdentity:
+    if gpu is not None:
+        return identity_of(gpu)
+    return GpuIdentity() if function is None else GpuIdentity("", function.product_name, function.pci_address)
+
+
+def _what(gpu: Gpu | None, function: VfioFunction | None) -> str:
+    """Say which GPU is meant, for problems."""
+    return gpu.uuid if gpu is not None else "" if function is None else str(function.pci_address)
+
+
+def _whole_of(gpu: Gpu | None) -> tuple[str, ...]:
+    return () if gpu is None else (str(GpuName(gpu.minor)),)
 
 
 def _invalid(pool: PoolContent, *, counters_apart: bool) -> list[SliceProblem]:
@@ -170,7 +218,7 @@ def _existing(gpu: Gpu, inventory: Inventory, problems: list[SliceProblem]) -> I
         yield mig_device(gpu, mig, inventory, problems)
 
 
-def _is_free(name: str, names: set[str], gpu: Gpu, problems: list[SliceProblem]) -> bool:
+def _is_free(name: str, names: set[str], what: str, problems: list[SliceProblem]) -> bool:
     if name not in names:
         return True
     problems.append(
@@ -178,7 +226,7 @@ def _is_free(name: str, names: set[str], gpu: Gpu, problems: list[SliceProblem])
             name,
             "name",
             "DRA-SLICE-DUPLICATE",
-            f"{name}: a second device of this name ({gpu.uuid}) is left out; two would make the pool invalid",
+            f"{name}: a second device of this name ({what}) is left out; two would make the pool invalid",
             "Reload the NVIDIA kernel module; report it.",
         )
     )
@@ -231,7 +279,7 @@ def _left_out(device: str, field: str, why: str) -> SliceProblem:
 
 def _taint(
     device: dict[str, Any],
-    gpu: Gpu,
+    gpu: Gpu | None,
     groups: Iterable[tuple[Taint, ...]],
     features: ServerFeatures,
     problems: list[SliceProblem],
@@ -240,7 +288,7 @@ def _taint(
     name = str(device["name"])
     said = {taint.key for group in groups for taint in group}
     # Whoever watches the GPUs says more of a lost one than the scan, and which effect it has.
-    unusable = [taint for taint in taint_of_unusable(gpu) if taint.key not in said]
+    unusable = [taint for taint in taint_of_unusable(gpu) if taint.key not in said] if gpu is not None else []
     kept, dropped = merge_taints(*groups, unusable)
     if not features.taint_effect_none:
         kept = tuple(taint for taint in kept if taint.effect != "None")

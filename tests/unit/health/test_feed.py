@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from dra.health.feed import DeviceCondition, HealthFeed, plan_conditions
-from dra.inventory.model import Gpu, Inventory
+from dra.inventory.model import Gpu, Inventory, VfioFunction
 from dra.values import PciAddress
 
 
@@ -91,3 +91,31 @@ def test_a_change_before_the_wait_is_not_missed():
     version, _ = feed.current()
     feed.publish((DeviceCondition("p", "gpu-0"),))
     assert feed.wait(seen=version, timeout_seconds=60)[1] == (DeviceCondition("p", "gpu-0"),)
+
+
+def vfio(index, minor):
+    return VfioFunction(
+        index=index, pci_address=PciAddress(0, 16 + index, 0, 0), driver="nvidia" if minor is not None else "vfio-pci",
+        on_vfio=minor is None, iommu_group=1, vendor_id=0x10DE, device_id=0x2330, product_name="", addressable_bytes=0,
+        gpu_minor=minor,
+    )  # fmt: skip
+
+
+def test_a_gpu_that_can_be_passed_through_is_as_well_as_it_is_until_it_is_away():
+    inventory = Inventory(
+        gpus=(gpu(0), gpu(1, unusable="DRA-NVML-HUNG"), gpu(2), gpu(3)),
+        vfio=(vfio(4, 0), vfio(5, 1), vfio(6, 2), vfio(7, 3), vfio(8, None)),
+    )
+    devices = [f"gpu-vfio-{index}" for index in range(4, 9)]
+    conditions = by_device(
+        plan_conditions(
+            inventory, pool="n", devices=devices, unhealthy={"gpu-2": "XID 79"}, unknown={"gpu-3": "it is asleep"}
+        )
+    )  # fmt: skip
+    assert conditions == {
+        "gpu-vfio-4": ("Healthy", ""),
+        "gpu-vfio-5": ("Unhealthy", "DRA-NVML-HUNG"),
+        "gpu-vfio-6": ("Unhealthy", "XID 79"),
+        "gpu-vfio-7": ("Unknown", "it is asleep"),
+        "gpu-vfio-8": ("Unknown", "the GPU is passed through, and not watched by the node"),
+    }

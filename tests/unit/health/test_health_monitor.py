@@ -41,13 +41,15 @@ class Watched:
         self.inventory = self.scanner.scan()
         assert self.inventory.gpus, self.inventory.problems
         self.held, self.changed = set(held), threading.Condition()
+        # UUIDs of GPUs that are passed through.
+        self.away = set()
         self.verdict, self.scans = None, 0
         log = self.paths.dev / "kmsg"
         self.monitor = HealthMonitor(
             self.session,
             HealthPorts(
                 inventory=lambda: self.inventory, held=lambda: self.held, rescan=lambda _why: self.rescan(),
-                told=self._told,
+                told=self._told, away=self.away.__contains__,
             ),
             policy=HealthPolicy(), state_path=root / "health.json",
             kernel_log_path=log if kernel_log else log.with_name("none"), boot_id="boot", **{**SOON, **options},
@@ -215,3 +217,18 @@ def test_stopping_leaves_no_thread(watch):
     assert {each.name for each in made} == names
     on.monitor.stop(timeout_seconds=60)
     assert not [each for each in made if each.is_alive()]
+
+
+def test_a_gpu_that_is_passed_through_is_not_ill(watch):
+    """It does not answer any more; another that does not answer is ill."""
+    on = watch("l40s-x4")
+    uuids = {gpu.minor: gpu.uuid for gpu in on.inventory.gpus}
+    on.away.add(uuids[1])
+    on.control.lose_gpu(1, xid=None)
+    on.control.lose_gpu(2, xid=None)
+    on.wait_marks(gpu_2={("gpu-lost", "NoSchedule", "")})
+    # Back before it was ever called lost.
+    on.control.recover_gpu(1)
+    on.away.clear()
+    on.control.lose_gpu(3, xid=None)
+    on.wait_marks(gpu_2={("gpu-lost", "NoSchedule", "")}, gpu_3={("gpu-lost", "NoSchedule", "")})

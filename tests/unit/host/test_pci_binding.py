@@ -49,7 +49,13 @@ def test_a_function_says_what_sysfs_says(node, bus):
     (node.root / f"sys/bus/pci/devices/{GPU}/virtfn0").mkdir()
     audio = GroupMember(PciAddress.parse(AUDIO), "snd_hda_intel")
     assert bus.function(ADDRESS) == PciFunction(
-        ADDRESS, driver="nvidia", iommu_group=7, group_members=(audio,), sriov_vfs=1
+        ADDRESS,
+        driver="nvidia",
+        iommu_group=7,
+        group_members=(audio,),
+        sriov_vfs=1,
+        vendor_id=0x10DE,
+        device_id=0x2330,
     )
 
 
