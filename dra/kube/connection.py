@@ -7,14 +7,12 @@ they cost 5 to 20 MiB each. Loaded when the first connection is made, not on imp
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import threading
 import time
-import types
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from urllib.parse import urlencode
 from dra.api.imports import PYDANTIC
 from dra.errors import KubeError
 from dra.kube.failures import Call, failure_from_answer, failure_from_exception
+from dra.kube.lean_transport import transport_alone, without_oauth
 
 # Connecting is local to a cluster: longer than this means that nobody is there.
 CONNECT_SECONDS = 2.0
@@ -191,91 +190,8 @@ def lines_of(answer: Any) -> Iterator[bytes]:
             yield from (line for line in whole if line.strip())
 
 
-@contextmanager
-def _without_package_code() -> Iterator[None]:
-    """Let modules of `kubernetes` be imported without running the package's own `__init__`.
-
-    That imports everything the package has (websockets, OAuth, YAML, informers): 7 MiB and 80 ms more than
-    the transport needs, in a daemon on every GPU node. The empty stand-ins are taken away again, so that
-    `import kubernetes` elsewhere in the process gives the real package.
-
-    Of pydantic the transport only asks for names: for the class of answers that API classes give, and to tell
-    secrets in models. Another 7 MiB and 70 ms, spared where nothing else has loaded it.
-    """
-    names = ("kubernetes", "kubernetes.config", "kubernetes.utils")
-    spec = importlib.util.find_spec("kubernetes")
-    places = spec.submodule_search_locations if spec is not None else None
-    if not places or any(name in sys.modules for name in names):
-        yield
-        return
-    stand_ins: dict[str, types.ModuleType] = {name: types.ModuleType(name) for name in names}
-    for name, empty in stand_ins.items():
-        empty.__path__ = [str(Path(place, *name.split(".")[1:])) for place in places]
-    if "pydantic" not in sys.modules:
-        stand_ins["pydantic"] = _NamesOnly("pydantic")
-    if "dateutil" not in sys.modules:
-        # Reads the times of models.
-        stand_ins |= {name: _NamesOnly(name) for name in ("dateutil", "dateutil.parser")}
-    sys.modules.update(stand_ins)
-    try:
-        yield
-    finally:
-        for name in stand_ins:
-            sys.modules.pop(name, None)
-
-
-class _Nothing:
-    """What a name stands for that nobody uses."""
-
-    def __init__(self, *_args: object, **_options: object) -> None:
-        pass
-
-
-class _NamesOnly(types.ModuleType):
-    """A module that has every public name, each a class that does nothing."""
-
-    def __getattr__(self, name: str) -> type:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return type(name, (_Nothing,), {})
-
-
-class _WhenUsed(types.ModuleType):
-    """A module that is imported once something of it is asked for."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        importlib.import_module(f"{self.__name__}.{name}")
-        return getattr(sys.modules[self.__name__], name)
-
-
-def _oauth_session(*args: Any, **options: Any) -> Any:
-    return importlib.import_module("requests_oauthlib").OAuth2Session(*args, **options)
-
-
-@contextmanager
-def _without_oauth() -> Iterator[None]:
-    """Let the loader of kubeconfigs be imported without OAuth, and the whole of `requests` behind it.
-
-    Only users that log in through OpenID Connect need them; for them they are loaded at the first renewal.
-    """
-    if "oauthlib" in sys.modules or "requests_oauthlib" in sys.modules:
-        yield
-        return
-    names = ("oauthlib", "oauthlib.oauth2", "requests_oauthlib")
-    stand_ins = {name: _WhenUsed(name) for name in names}
-    stand_ins["requests_oauthlib"].OAuth2Session = _oauth_session  # type: ignore[attr-defined]
-    sys.modules.update(stand_ins)
-    try:
-        yield
-    finally:
-        for name in names:
-            sys.modules.pop(name, None)
-
-
 def _new_client(options: KubeOptions) -> Any:
-    with _IMPORTING, _without_package_code():
+    with _IMPORTING, transport_alone():
         from kubernetes.client.api_client import ApiClient
         from kubernetes.client.configuration import Configuration
         from kubernetes.config import incluster_config  # noqa: F401  the loader of a pod's service account
@@ -308,7 +224,7 @@ def _load(configuration: Any, options: KubeOptions, environment: Mapping[str, st
 
 
 def _load_kubeconfig(configuration: Any, path: str, context: str | None) -> None:
-    with _IMPORTING, _without_package_code(), _without_oauth():
+    with _IMPORTING, transport_alone(), without_oauth():
         from kubernetes.config import kube_config
 
     from dra.kube import kubeconfig

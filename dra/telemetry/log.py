@@ -14,16 +14,13 @@ from collections.abc import MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any, TextIO, cast
 
-# structlog imports rich wherever it can (5 MiB, 50 ms), for a console renderer that a daemon never uses.
-if "rich" not in sys.modules:
-    sys.modules["rich"] = None  # type: ignore[assignment]
-    import structlog
-
-    del sys.modules["rich"]
-else:
-    import structlog
-
 from dra.errors import DraError
+from dra.lean import Later, standing_in
+
+# structlog imports rich wherever it can (5 MiB, 50 ms), for a console renderer that a daemon never uses, and asyncio (2 MiB)
+# for loggers that are awaited.
+with standing_in({"rich": None, "asyncio": Later("asyncio")}):
+    import structlog
 
 Logger = structlog.typing.FilteringBoundLogger
 

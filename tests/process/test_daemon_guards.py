@@ -24,8 +24,6 @@ PACKAGES = {
     "kubernetes",
     "urllib3",
     "certifi",
-    "dateutil",
-    "typing_extensions",
     "yaml",
 }
 # Of the interpreter and of compiled modules.
@@ -41,9 +39,12 @@ NOT_OURS = (
     "dra.mps",
     "dra.api.rules",
 )
-# Of Python, what costs much or hints at a second way of doing things. (grpc loads asyncio, the API's client
-# multiprocessing.)
+# Of Python, what costs much or hints at a second way of doing things. Some of it stays away by stand-ins: `dra.lean`.
 NOT_PYTHON = (
+    "asyncio",
+    "multiprocessing",
+    "importlib.metadata",
+    "urllib.request",
     "unittest",
     "sqlite3",
     "xml.dom",
