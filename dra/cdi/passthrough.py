@@ -9,7 +9,6 @@ Source: kernel documentation, driver-api/vfio (VFIO usage example, IOMMUFD and v
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
 from dra.cdi.checked import CheckedSpec, as_checked
@@ -19,8 +18,7 @@ from dra.cdi.nodes import read_node
 from dra.cdi.spec import device_name, kind_of, version_for
 from dra.errors import BugError, StackError
 from dra.host.paths import HostPaths
-from dra.host.pci import device_dir
-from dra.values import PciAddress
+from dra.host.pci_binding import PciBus
 
 _CONTAINER, _IOMMU = "/dev/vfio/vfio", "/dev/iommu"
 
@@ -55,28 +53,23 @@ def passthrough_spec(
 
 
 def _has_iommufd(paths: HostPaths, used: Sequence[tuple[WantedDevice, VfioAccess]]) -> bool:
+    bus = PciBus(paths)
     return _find(paths, _IOMMU) is not None and all(
-        _own_device(paths, device.pci_address) is not None for device, _ in used
+        bus.function(device.pci_address).vfio_device for device, _ in used
     )
 
 
 def _nodes(paths: HostPaths, device: WantedDevice, iommufd: bool) -> list[DeviceNode]:
     if device.vfio is None or device.vfio.group is None:
         return []
-    own = _own_device(paths, device.pci_address) if iommufd else None
-    return [_need(paths, f"/dev/vfio/{device.vfio.group if own is None else f'devices/{own}'}", device.name)]
+    name = str(device.vfio.group)
+    if iommufd:
+        name = f"devices/{PciBus(paths).function(device.pci_address).vfio_device}"
+    return [_need(paths, f"/dev/vfio/{name}", device.name)]
 
 
 def _api_node(paths: HostPaths, iommufd: bool) -> DeviceNode:
     return _need(paths, _IOMMU if iommufd else _CONTAINER)
-
-
-def _own_device(paths: HostPaths, address: PciAddress) -> str | None:
-    """Give the name of a function's own character device; None where the kernel makes none, or it is not bound."""
-    with contextlib.suppress(OSError):
-        names = sorted(each.name for each in (device_dir(paths, address) / "vfio-dev").iterdir())
-        return next((name for name in names if name.startswith("vfio")), None)
-    return None
 
 
 def _need(paths: HostPaths, path: str, device: str = "") -> DeviceNode:

@@ -22,7 +22,6 @@ from dra.cdi.mig_nodes import mig_capability_nodes
 from dra.cdi.model import CdiDevice, CdiOptions, NodeFiles, WantedDevice
 from dra.cdi.node_making import Runner, run_program
 from dra.cdi.nodes import ClaimNodes, NodeSource
-from dra.cdi.passthrough import passthrough_spec
 from dra.cdi.spec import kind_of
 from dra.errors import ConfigError, StackError
 from dra.host.driver_catalog import DriverCatalog
@@ -86,6 +85,9 @@ class CdiRenderer:
             HostError: /proc cannot be read.
         """
         if devices and all(device.vfio is not None for device in devices):
+            # Loaded with the first such claim: most nodes have none.
+            from dra.cdi.passthrough import passthrough_spec
+
             return passthrough_spec(self._paths, claim_uid, devices, driver=self._options.driver)
         wanted = [self._as_cdi_device(device) for device in devices]
         # Nodes first: making them loads the modules, which fills in the driver's version.

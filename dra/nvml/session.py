@@ -36,6 +36,8 @@ CALL_SECONDS = 20.0
 INIT_SECONDS = 25.0
 LINGER_SECONDS = 5.0
 RELEASE_SECONDS = 5.0
+# How long a call waits for the end of a pause: the kernel may take so long to take a GPU from a driver.
+PAUSE_SECONDS = 20.0
 _IDLE, _CLOSED = "idle", "closed"
 _QUIET = (_IDLE, _CLOSED)
 
@@ -92,6 +94,7 @@ class NvmlSession:
         linger_seconds: float = LINGER_SECONDS,
         call_seconds: float = CALL_SECONDS,
         init_seconds: float = INIT_SECONDS,
+        pause_seconds: float = PAUSE_SECONDS,
     ) -> None:
         self._source = source
         self._policy = hold
@@ -100,6 +103,7 @@ class NvmlSession:
         self._linger_seconds = linger_seconds
         self._call_seconds = call_seconds
         self._init_seconds = init_seconds
+        self._pause_seconds = pause_seconds
         self._on_recovered: list[Callable[[str], None]] = []
         self._lanes = lanes or CallLanes(clock=clock, on_recovered=self._recovered)
         self._changed = threading.Condition()
@@ -111,6 +115,7 @@ class NvmlSession:
         self._generation = 0
         self._last_version = ""
         self._released = ""
+        self._pauses = 0
         self._holds: list[Hold] = []
         self._log = get_logger()
 
@@ -235,38 +240,55 @@ class NvmlSession:
             self._end(opened, why=reason)
 
     def _ensure_open(self) -> Opened:
-        with self._changed:
-            self._check_released()
-            if self._opened is not None:
-                return self._opened
-        with self._opening:
+        while True:
             with self._changed:
                 self._check_released()
+                self._wait_for_pauses()
                 if self._opened is not None:
                     return self._opened
-                self._generation += 1
-                generation = self._generation
-            # Looked at before the library is opened: a change in between is then seen by the next refresh.
-            opened_for = (self._source.fingerprint(), self._kernel_version())
-            opened = self._lanes.run(
-                SYSTEM,
-                lambda: open_library(self._source.load(), generation=generation, now=self._clock()),
-                deadline_seconds=self._init_seconds,
-                discard=retire,
+            with self._opening:
+                opened = self._open()
+            if opened is not None:
+                return opened
+
+    def _open(self) -> Opened | None:
+        """Open, alone; None where a pause came in between."""
+        with self._changed:
+            self._check_released()
+            if self._pauses or self._opened is not None:
+                return self._opened
+            self._generation += 1
+            generation = self._generation
+        # Looked at before the library is opened: a change in between is then seen by the next refresh.
+        opened_for = (self._source.fingerprint(), self._kernel_version())
+        opened = self._lanes.run(
+            SYSTEM,
+            lambda: open_library(self._source.load(), generation=generation, now=self._clock()),
+            deadline_seconds=self._init_seconds,
+            discard=retire,
+        )
+        with self._changed:
+            if self._released or self._pauses:
+                opened.ended = True
+            else:
+                self._opened, self._opened_for = opened, opened_for
+        if opened.ended:
+            retire(opened)
+            self._check_released()
+            return None
+        # With hold auto it is opened for every scan: news is only another driver.
+        say = self._log.debug if opened.driver_version == self._last_version else self._log.info
+        say("nvml_session_opened", driver_version=opened.driver_version, generation=generation)
+        self._last_version = opened.driver_version
+        return opened
+
+    def _wait_for_pauses(self) -> None:
+        if not self._changed.wait_for(lambda: not self._pauses, self._pause_seconds):
+            raise StackError(
+                RELEASED,
+                "NVML: the session is let go of while a GPU changes its kernel driver",
+                remedy="It is opened again once that is over.",
             )
-            with self._changed:
-                if self._released:
-                    opened.ended = True
-                else:
-                    self._opened, self._opened_for = opened, opened_for
-            if opened.ended:
-                retire(opened)
-                self._check_released()
-            # With hold auto it is opened for every scan: news is only another driver.
-            say = self._log.debug if opened.driver_version == self._last_version else self._log.info
-            say("nvml_session_opened", driver_version=opened.driver_version, generation=generation)
-            self._last_version = opened.driver_version
-            return opened
 
     def _check_released(self) -> None:
         if self._released:
@@ -334,6 +356,7 @@ class NvmlSession:
         hold = Hold(holder)
         with self._changed:
             self._check_released()
+            self._wait_for_pauses()
             if self._policy is HoldPolicy.NEVER:
                 raise StackError(
                     RELEASED, "NVML: holding the session is switched off (--nvml-hold=never)", retryable=False
@@ -352,9 +375,30 @@ class NvmlSession:
         Holders are told, running calls may finish; nothing is opened again until `resume`. False after the
         timeout: a call is stuck in the driver, or a holder did not leave.
         """
-        end = time.monotonic() + timeout_seconds
         with self._changed:
             self._released = reason
+        return self._let_go(reason, timeout_seconds)
+
+    @contextlib.contextmanager
+    def paused(self, reason: str, *, timeout_seconds: float = RELEASE_SECONDS) -> Iterator[bool]:
+        """Let go of the driver while the block runs, which must be short: a GPU that is open keeps its kernel driver.
+
+        Holders are told and hold again afterwards; whoever else wants something waits for the end of the block. Gives
+        whether no device node is open any more; False after the timeout, as `release`.
+        """
+        with self._changed:
+            self._pauses += 1
+        try:
+            yield self._let_go(reason, timeout_seconds)
+        finally:
+            with self._changed:
+                self._pauses -= 1
+                self._changed.notify_all()
+
+    def _let_go(self, reason: str, timeout_seconds: float) -> bool:
+        """Close the session, whoever holds it; whether that was done in time."""
+        end = time.monotonic() + timeout_seconds
+        with self._changed:
             for hold in self._holds:
                 hold.let_go.set()
         # An opening that is under way sees the request when it is done, and closes again.

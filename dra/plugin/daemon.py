@@ -32,6 +32,7 @@ from dra.plugin.metrics import CallMetrics, metrics_of
 from dra.plugin.mig_port import MigPort
 from dra.plugin.mps_watch import MpsWatch
 from dra.plugin.node_upkeep import keep_up
+from dra.plugin.passthrough_port import PassthroughPort
 from dra.plugin.ports import ClaimEvents
 from dra.plugin.probe import Probe
 from dra.plugin.readiness import Readiness
@@ -72,6 +73,7 @@ class Daemon:
         self.inventory = parts.inventory_of(self)
         self.sharing = parts.sharing_for(self)
         self.partitions = MigPort(self.session, self.hardware)
+        self.passthrough = PassthroughPort(machine.paths, self.session)
         self.engine = parts.engine_of(self)
         self.mps_watch = MpsWatch(self.sharing.keeper, self.engine, self.notices.notify)
         self.sharing.keeper.in_use = self.mps_watch.begin

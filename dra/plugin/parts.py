@@ -171,10 +171,12 @@ def _engine_ports(daemon: Daemon) -> EnginePorts:
         effects=daemon.sharing.effects,
         shares=daemon.sharing.shares,
         mig=daemon.partitions,
-        layout_changed=lambda: daemon.inventory.rescan("partitions were made or destroyed"),
+        layout_changed=lambda: daemon.inventory.rescan("partitions or kernel drivers changed"),
         settings=lambda: daemon.policies.settings,
         timing=daemon.calls.step,
         metadata=_metadata_of(daemon),
+        # Also where passthrough is switched off now: what was bound while it was on is given back.
+        passthrough=daemon.passthrough,
     )
 
 
@@ -206,7 +208,7 @@ def janitor_of(daemon: Daemon) -> Janitor:
     return Janitor(
         daemon.engine,
         ClaimPort(daemon.client),
-        device_in_use=GpuUsers(daemon.session, daemon.hardware).in_use,
+        device_in_use=GpuUsers(daemon.session, daemon.hardware, holders=daemon.passthrough.holders).in_use,
         notify=daemon.notices.notify,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from dra.api.claim import ClaimRef, Consumer
@@ -12,10 +12,12 @@ from dra.inventory.names import MigName, parse_device_name
 from dra.nvml.session import NvmlSession
 from dra.prepare.model import Notice
 from dra.prepare.partitions import DEVICE_KIND, look_in
+from dra.prepare.passthrough.model import function_of
 from dra.prepare.record import Record
 from dra.slices.devices import SliceProblem
 from dra.slices.sharing import NOT_SHARED
 from dra.telemetry.log import error_fields, get_logger
+from dra.values import PciAddress
 
 if TYPE_CHECKING:
     from dra.kube.client import KubeClient
@@ -99,15 +101,28 @@ class NodeEvents:
 
 
 class GpuUsers:
-    """Whether processes run on the devices of a claim, as NVML sees them."""
+    """Whether processes run on the devices of a claim: as NVML sees them, and on functions that are passed through.
 
-    def __init__(self, session: NvmlSession, inventory: Callable[[], Inventory]) -> None:
-        self._session, self._inventory = session, inventory
+    `holders` gives the processes that have such a function open.
+    """
+
+    def __init__(
+        self,
+        session: NvmlSession,
+        inventory: Callable[[], Inventory],
+        *,
+        holders: Callable[[PciAddress], Collection[object]] = lambda _address: (),
+    ) -> None:
+        self._session, self._inventory, self._holders = session, inventory, holders
 
     def in_use(self, record: Record) -> bool:
         """Whether any device of the record has processes. Where NVML does not say, it is taken to have some."""
-        gpus = {gpu.minor: gpu for gpu in self._inventory().gpus}
+        inventory = self._inventory()
+        gpus = {gpu.minor: gpu for gpu in inventory.gpus}
         for result in record.results:
+            function = None if result.admin_access else function_of(result.device, inventory)
+            if function is not None and self._holders(function.pci_address):
+                return True
             name = parse_device_name(result.device)
             gpu = gpus.get(name.minor) if name else None
             if name is None or gpu is None:

@@ -16,10 +16,11 @@ from dra.inventory.model import Inventory
 from dra.prepare.attempts import Attempts
 from dra.prepare.batch import for_each
 from dra.prepare.journal import Journal
-from dra.prepare.mig_orphans import release_orphans
+from dra.prepare.mig_orphans import release_partitions
 from dra.prepare.model import PrepareOutcome
 from dra.prepare.node_state import NodeState, gpus_of
 from dra.prepare.partitions import MadePartition, made_partitions
+from dra.prepare.passthrough.orphans import release_functions
 from dra.prepare.prepare_claim import ClaimPreparer
 from dra.prepare.reconcile import Reconciler
 from dra.prepare.record import Record
@@ -39,6 +40,7 @@ class Engine:
         self._state = state = NodeState(settings, ports)
         self.settings = settings
         self.cdi, self.store, self.locks, self.marks = state.cdi, state.store, state.locks, state.marks
+        self.passthrough_marks = state.passthrough_marks
         journal = Journal(state.store, state.catalog, boot_id=settings.boot_id, step=ports.step)
         attempts = Attempts()
         self._preparer = ClaimPreparer(state, ports, Reconciler(state, ports, journal), attempts)
@@ -113,11 +115,17 @@ class Engine:
         """
         return self._preparer.restore_spec(expected, wait_seconds=wait_seconds)
 
-    def release_partitions(self, claimed: Collection[str], *, wait_seconds: float = 0.5) -> list[str]:
-        """Destroy partitions of ours that no record tells of, nor any of the `claimed` devices; give their names."""
-        if self._ports.mig is None:
-            return []
-        gone = release_orphans(self, self._ports.mig, claimed, wait_seconds=wait_seconds)
+    def release_orphans(self, claimed: Collection[str], *, wait_seconds: float = 0.5) -> list[str]:
+        """Undo what we did to the hardware and no record tells of, unless it is among the `claimed` devices.
+
+        Partitions are destroyed, functions get their driver back; gives the names of the devices.
+        """
+        mig, passthrough = self._ports.mig, self._ports.passthrough
+        gone: list[str] = []
+        if mig is not None:
+            gone += release_partitions(self, mig, claimed, wait_seconds=wait_seconds)
+        if passthrough is not None:
+            gone += release_functions(self, passthrough, claimed, wait_seconds=wait_seconds)
         if gone:
             self._ports.layout_changed()
         return gone

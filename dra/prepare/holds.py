@@ -8,13 +8,19 @@ unprepared is still on the hardware. Access for monitoring neither holds nor is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from dra.api.claim import AllocatedDevice, ClaimRef, Consumer
 from dra.errors import DeviceError
 from dra.inventory.model import Inventory
-from dra.inventory.names import GpuName, MigName, is_profile, parse_device_name
+from dra.inventory.names import GpuName, MigName, is_profile, parse_device_name, parse_vfio_name
+from dra.prepare.passthrough.model import KIND as VFIO_KIND
+from dra.prepare.passthrough.model import Before, function_of
 from dra.values import Quantity
+
+if TYPE_CHECKING:
+    from dra.prepare.record import Record
 
 # Memory slices of the largest MIG layout; a partition of unknown size is taken to reach to the end.
 _ALL_SLICES = 1 << 10
@@ -24,7 +30,7 @@ _ALL_SLICES = 1 << 10
 class Footprint:
     """What of the hardware a device takes: memory slices `start` to `end` (exclusive) of a GPU.
 
-    `gpu` is the GPU's minor as text, or the whole name of a device of another kind.
+    `gpu` is the GPU's minor as text, or the whole name of a device that has none at the moment.
     """
 
     gpu: str
@@ -40,7 +46,8 @@ class Footprint:
 class Hold:
     """One device held by one claim. `ref.name` is empty where only the UID is known (a lost record).
 
-    `consumed`: what a share takes of the device's capacities; empty where that is not known.
+    `consumed`: what a share takes of the device's capacities; empty where that is not known. `gpu` and `pci`: of a
+    function that is passed through, the device that it was with NVIDIA's driver (`gpu-0`), and where it is.
     """
 
     ref: ClaimRef
@@ -48,6 +55,8 @@ class Hold:
     share_id: str | None
     consumers: tuple[Consumer, ...] = ()
     consumed: Mapping[str, Quantity] = field(default_factory=dict)
+    gpu: str = ""
+    pci: str = ""
 
     @property
     def holder(self) -> str:
@@ -58,6 +67,15 @@ class Hold:
         return f"claim {self.ref} (UID {self.ref.uid}{', used by ' + pods if pods else ''})"
 
 
+def hold_of(record: Record, result: AllocatedDevice) -> Hold:
+    """Give what a claim's record says of one of its devices."""
+    hold = Hold(record.ref, result.device, result.share_id, record.consumers, result.consumed_capacity)
+    for entry in record.journal:
+        if entry.kind == VFIO_KIND and entry.args.get("device") == result.device:
+            return replace(hold, gpu=Before.of(entry.outcome).gpu, pci=str(entry.args.get("pci", "")))
+    return hold
+
+
 def footprint(device: str, inventory: Inventory) -> Footprint:
     """Give what a device takes; the size of a MIG placement comes from its GPU's profiles."""
     name = parse_device_name(device)
@@ -65,7 +83,9 @@ def footprint(device: str, inventory: Inventory) -> Footprint:
         return Footprint(str(name.minor), 0, _ALL_SLICES)
     if isinstance(name, MigName):
         return Footprint(str(name.minor), name.start, name.start + _mig_size(name, inventory))
-    return Footprint(device, 0, _ALL_SLICES)
+    function = function_of(device, inventory)
+    minor = None if function is None else function.gpu_minor
+    return Footprint(device if minor is None else str(minor), 0, _ALL_SLICES)
 
 
 def _mig_size(name: MigName, inventory: Inventory) -> int:
@@ -83,6 +103,8 @@ def _mig_size(name: MigName, inventory: Inventory) -> int:
 def lock_name(device: str) -> str:
     """Give the name of the lock that guards the GPU of a device."""
     name = parse_device_name(device)
+    if name is None and parse_vfio_name(device) is not None:
+        return device
     if name is None:
         return "device-" + "".join(c if c.isalnum() or c == "-" else "_" for c in device)[:100]
     return f"gpu-{name.minor}"
@@ -100,9 +122,21 @@ def find_conflict(
             continue
         if hold.device == result.device and _are_shares(hold.share_id, result.share_id):
             continue
-        if wanted.overlaps(footprint(hold.device, inventory)):
+        if wanted.overlaps(footprint(hold.device, inventory)) or _was(hold, wanted, inventory):
             return hold
     return None
+
+
+def _was(hold: Hold, wanted: Footprint, inventory: Inventory) -> bool:
+    """Whether what is wanted is the GPU that a function was before it was passed through.
+
+    NVIDIA's driver may give its number to another GPU meanwhile.
+    """
+    name = parse_device_name(hold.gpu)
+    if name is None or wanted.gpu != str(name.minor):
+        return False
+    now = next((gpu for gpu in inventory.gpus if gpu.minor == name.minor), None)
+    return now is None or str(now.pci_address) == hold.pci
 
 
 def _are_shares(one: str | None, other: str | None) -> bool:

@@ -17,7 +17,7 @@ from dra.prepare.engine import Engine
 from dra.prepare.model import ClaimSource, Notify, no_notice
 from dra.prepare.record import Record
 from dra.prepare.sweep.claims import Claims
-from dra.prepare.sweep.leftovers import HalfWritten, sweep_files, sweep_partitions
+from dra.prepare.sweep.leftovers import HalfWritten, sweep_files, sweep_hardware
 from dra.prepare.sweep.lost import LostRecords, note_orphan_specs
 from dra.prepare.sweep.patience import CONFIRM_SECONDS, IN_USE_GRACE_SECONDS, Patience, Waits
 from dra.prepare.sweep.report import SweepReport, teller
@@ -91,7 +91,7 @@ class Janitor:
                 note_orphan_specs(self._engine)
             except DraError as error:
                 self._log.warning("sweep_incomplete", **error_fields(error))
-            for part in (self._lost.sweep, self._stale.sweep, self._sweep_partitions):
+            for part in (self._lost.sweep, self._stale.sweep, self._sweep_hardware):
                 try:
                     part(report)
                 except DraError as error:
@@ -142,5 +142,5 @@ class Janitor:
             if self._patience.is_time_to_look_again():
                 return
 
-    def _sweep_partitions(self, _report: SweepReport) -> None:
-        sweep_partitions(self._engine, self._claims, self._patience)
+    def _sweep_hardware(self, _report: SweepReport) -> None:
+        sweep_hardware(self._engine, self._claims, self._patience)

@@ -7,7 +7,7 @@ allocated a partition gets it back with its next prepare, since it is still ours
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dra.errors import DraError
@@ -51,7 +51,7 @@ def find_orphans(engine: Engine) -> tuple[dict[str, Mark], frozenset[str]]:
     return orphans, marks.modes - busy
 
 
-def release_orphans(
+def release_partitions(
     engine: Engine, control: MigControl, claimed: Collection[str], *, wait_seconds: float
 ) -> list[str]:
     """Destroy the orphans that no claim is allocated, then switch the modes off that were ours; give their names.
@@ -63,7 +63,7 @@ def release_orphans(
         if name in claimed:
             continue
         try:
-            with _locked(engine, name, wait_seconds):
+            with locked(engine, [lock_name(name)], wait_seconds):
                 if name not in find_orphans(engine)[0]:
                     continue
                 made = mark.partition
@@ -84,7 +84,7 @@ def _leave_modes(engine: Engine, control: MigControl, wait_seconds: float) -> No
         if gpu_uuid not in minors:
             continue
         try:
-            with _locked(engine, f"gpu-{minors[gpu_uuid]}", wait_seconds):
+            with locked(engine, [f"gpu-{minors[gpu_uuid]}"], wait_seconds):
                 if gpu_uuid in find_orphans(engine)[1]:
                     MigMode(control, gpu_uuid, marks=engine.marks).undo()
         except DraError as error:
@@ -92,10 +92,11 @@ def _leave_modes(engine: Engine, control: MigControl, wait_seconds: float) -> No
 
 
 @contextlib.contextmanager
-def _locked(engine: Engine, device: str, wait_seconds: float) -> Iterator[None]:
-    what = f"the clean-up of {device}"
+def locked(engine: Engine, names: Sequence[str], wait_seconds: float) -> Iterator[None]:
+    """Hold the locks of GPUs, of no claim. Raises HostError: DRA-LOCK-TIMEOUT, DRA-HOST-..."""
+    what = f"the clean-up of {', '.join(names)}"
     with (
         hold_shared(engine.settings.state_dir / "pu.lock", what=what, wait_seconds=wait_seconds),
-        engine.locks.hold([lock_name(device)], what=what, wait_seconds=wait_seconds),
+        engine.locks.hold(names, what=what, wait_seconds=wait_seconds),
     ):
         yield

@@ -10,17 +10,29 @@ import time
 from collections.abc import Iterator, Sequence
 
 from dra.api.claim import AllocatedDevice, ClaimRef
+from dra.inventory.model import Inventory
+from dra.inventory.names import GpuName, parse_vfio_name
 from dra.prepare.cdi_files import CdiFiles
 from dra.prepare.devices import is_mig
-from dra.prepare.effects import EffectCatalog, WriteCdi
+from dra.prepare.effects import EffectCatalog, Revive, WriteCdi
 from dra.prepare.holds import lock_name
 from dra.prepare.imports import CHECKPOINT, revive_foreign_mps, take_over
 from dra.prepare.locks import LockDirectory, hold_shared
 from dra.prepare.mig_effects import mig_effects
 from dra.prepare.mig_marks import MarkDirectory
 from dra.prepare.model import Notice
+from dra.prepare.passthrough.effect import BindVfio
+from dra.prepare.passthrough.marks import PassthroughMarks
+from dra.prepare.passthrough.model import KIND as VFIO_KIND
+from dra.prepare.passthrough.model import Before, is_passthrough
 from dra.prepare.record import Record
-from dra.prepare.setup import MIG_WORK_SECONDS, WORK_SECONDS, EnginePorts, EngineSettings
+from dra.prepare.setup import (
+    MIG_WORK_SECONDS,
+    VFIO_WORK_SECONDS,
+    WORK_SECONDS,
+    EnginePorts,
+    EngineSettings,
+)
 from dra.prepare.store import Damage, RecordStore
 from dra.prepare.timing import LOCK
 
@@ -37,6 +49,7 @@ class NodeState:
         )
         self.locks = LockDirectory(settings.state_dir / "locks")
         self.marks = MarkDirectory(settings.state_dir, boot_id=settings.boot_id)
+        self.passthrough_marks = PassthroughMarks(settings.state_dir, boot_id=settings.boot_id)
         self.catalog = self._catalog()
         self._opened = False
 
@@ -101,6 +114,8 @@ class NodeState:
         wait, work = self.settings.lock_wait_seconds, WORK_SECONDS
         if any(is_mig(result) for result in results):
             wait, work = max(wait, self.settings.mig_lock_wait_seconds), MIG_WORK_SECONDS
+        elif any(is_passthrough(result) for result in results):
+            work = VFIO_WORK_SECONDS
         if give_up_at is None:
             return wait
         return max(0.0, min(wait, give_up_at - work - time.monotonic()))
@@ -111,6 +126,7 @@ class NodeState:
             {
                 WriteCdi.kind: lambda args: WriteCdi.revive(args, files=self.cdi),
                 **({} if ports.mig is None else mig_effects(ports.mig, self.marks)),
+                **self._passthrough_effects(),
                 "nvidia-mps": lambda args: revive_foreign_mps(
                     args, self.settings.state_dir, ports.delete_deployment
                 ),
@@ -118,6 +134,12 @@ class NodeState:
                 **({} if ports.metadata is None else ports.metadata.effects()),
             }
         )
+
+    def _passthrough_effects(self) -> dict[str, Revive]:
+        node, marks, patience = self._ports.passthrough, self.passthrough_marks, self._ports.patience
+        if node is None:
+            return {}
+        return {BindVfio.kind: lambda args: BindVfio.revive(args, node=node, marks=marks, patience=patience)}
 
     def _report_damage(self, damage: Damage) -> None:
         self._ports.notify(
@@ -130,11 +152,30 @@ class NodeState:
         )
 
 
-def gpus_to_lock(results: Sequence[AllocatedDevice]) -> list[str]:
-    """Give the names of the locks of the GPUs that a claim takes; access for monitoring takes none."""
-    return [lock_name(result.device) for result in results if not result.admin_access]
+def gpus_to_lock(results: Sequence[AllocatedDevice], inventory: Inventory) -> list[str]:
+    """Give the names of the locks of the GPUs that a claim takes; access for monitoring takes none.
+
+    A function that is passed through has two: its own, and that of the GPU that it is with NVIDIA's driver.
+    """
+    names = _own_locks(results)
+    for result in results:
+        name = None if result.admin_access else parse_vfio_name(result.device)
+        if name is not None:
+            names += [
+                lock_name(str(GpuName(each.gpu_minor)))
+                for each in inventory.vfio
+                if each.index == name.index and each.gpu_minor is not None
+            ]
+    return names
 
 
 def gpus_of(record: Record | None) -> list[str]:
     """Give the names of the locks of the GPUs that a record's claim has."""
-    return [] if record is None else gpus_to_lock(record.results)
+    if record is None:
+        return []
+    was = [Before.of(entry.outcome).gpu for entry in record.journal if entry.kind == VFIO_KIND]
+    return [*_own_locks(record.results), *(lock_name(gpu) for gpu in was if gpu)]
+
+
+def _own_locks(results: Sequence[AllocatedDevice]) -> list[str]:
+    return [lock_name(result.device) for result in results if not result.admin_access]

@@ -20,6 +20,9 @@ from dra.prepare.effects import Effect, journal_entry
 from dra.prepare.holds import Hold, check_exclusive
 from dra.prepare.mig_effects import CreateMig
 from dra.prepare.model import CdiTarget, PreparedDevice
+from dra.prepare.passthrough.effect import BindVfio
+from dra.prepare.passthrough.model import NO_PASSTHROUGH, PassthroughView, function_of, is_passthrough
+from dra.prepare.passthrough.plan import plan_passthrough
 from dra.prepare.shares import check_shares
 from dra.prepare.sharing.enforce import ShareEnforcer, SharePlanner, check_strategy
 from dra.prepare.sharing.model import (
@@ -51,6 +54,14 @@ class Plan:
     driver_version: str
     warnings: tuple[str, ...] = ()
     made: Mapping[str, CreateMig] = field(default_factory=dict)
+    bindings: tuple[BindVfio, ...] = ()
+
+    @property
+    def changed_hardware(self) -> bool:
+        """Whether applying it may have changed what the inventory shows."""
+        return any(not effect.was_there for effect in self.made.values()) or any(
+            effect.changed for effect in self.bindings
+        )
 
     def complete_targets(self) -> tuple[CdiTarget, ...]:
         """Give the targets with the instances of partitions that were made. Raises DeviceError before that."""
@@ -76,6 +87,7 @@ class NodeView:
         mig: what is known of the claim's MIG devices.
         settings: how each GPU is shared.
         shares: plans what holds shares to their amounts.
+        passthrough: what is known of the claim's functions that are passed through.
     """
 
     inventory: Inventory
@@ -85,6 +97,7 @@ class NodeView:
     mig: MigView = NO_MIG
     settings: NodeSettings = NO_SETTINGS
     shares: SharePlanner = _NO_MPS
+    passthrough: PassthroughView = NO_PASSTHROUGH
 
 
 def plan_prepare(view: ClaimView, node: NodeView, sharing: SharingContext, *, holder: bool = False) -> Plan:
@@ -106,23 +119,30 @@ def plan_prepare(view: ClaimView, node: NodeView, sharing: SharingContext, *, ho
     # First who has it: a GPU that another claim's partitions keep in MIG mode is held, by a claim that can be named.
     if not holder:
         _check_free(view, node)
-    found = [find_device(result, node.inventory, node.mig) for result in view.results]
+    through = plan_passthrough(view.results, configs, inventory=node.inventory, view=node.passthrough)
+    results = [result for result in view.results if not is_passthrough(result)]
+    found = [find_device(result, node.inventory, node.mig) for result in results]
     effects = list(_distinct(effect for each in found for effect in each.effects))
     made = {effect.device: effect for effect in effects if isinstance(effect, CreateMig)}
-    groups = _groups(view.results, found, configs, made=made)
+    groups = _groups(results, found, configs, made=made)
     shared = merge_plans(
         (
             *(_plan_group(group, node.strategies, sharing, node.settings) for group in groups),
-            node.shares(_limited(view.results, found, groups, made), sharing, node.settings, holder=holder),
+            node.shares(_limited(results, found, groups, made), sharing, node.settings, holder=holder),
         )
     )
     return Plan(
-        effects=tuple(_distinct((*effects, *shared.effects))),
-        targets=_targets(view.results, found, shared.edits),
+        effects=tuple(_distinct((*through.effects, *effects, *shared.effects))),
+        targets=(*_targets(results, found, shared.edits), *through.targets),
         devices=tuple(_prepared(result, view.ref.uid, node.cdi_kind) for result in view.results),
         driver_version=node.inventory.driver_version,
-        warnings=(*(text for config in configs for text in config.warnings), *shared.warnings),
+        warnings=(
+            *(text for config in configs for text in config.warnings),
+            *shared.warnings,
+            *through.warnings,
+        ),
         made=made,
+        bindings=through.effects,
     )
 
 
@@ -130,6 +150,10 @@ def lacks_device(view: ClaimView, inventory: Inventory) -> bool:
     """Whether an allocated device is not in the inventory, or not as a whole, so that a fresh look may help."""
     gpus = {gpu.minor: gpu for gpu in inventory.gpus if not gpu.unusable}
     for result in view.results:
+        if is_passthrough(result):
+            if function_of(result.device, inventory) is None:
+                return True
+            continue
         name = parse_device_name(result.device)
         gpu = None if name is None else gpus.get(name.minor)
         if gpu is None:

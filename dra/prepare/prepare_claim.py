@@ -96,7 +96,8 @@ class ClaimPreparer:
                     return ()
                 inventory = self._reconciler.inventory_for(view)
                 wait_seconds = self._state.lock_wait(view.results, give_up_at)
-                with self._state.locked(ref, gpus_to_lock(view.results), "prepare", wait_seconds):
+                locks = gpus_to_lock(view.results, inventory)
+                with self._state.locked(ref, locks, "prepare", wait_seconds):
                     store.refresh()
                     if attempt.stale or store.get(ref.uid) != seen:
                         # Prepared or unprepared by another call while this one waited: look again.

@@ -21,12 +21,15 @@ from dra.prepare.journal import Journal
 from dra.prepare.mig_view import look_at_partitions
 from dra.prepare.model import PreparedDevice
 from dra.prepare.node_state import NodeState
+from dra.prepare.passthrough.look import look_at_functions
+from dra.prepare.passthrough.model import KIND as VFIO_KIND
 from dra.prepare.plan import NodeView, Plan, lacks_device, plan_prepare
 from dra.prepare.record import Record
 from dra.prepare.setup import EnginePorts
 from dra.prepare.sharing.model import OpenEffect, SharingContext, open_effects
 from dra.prepare.timing import APPLY, PLAN, RENDER, timed
 from dra.telemetry.log import get_logger
+from dra.values import PciAddress
 
 
 class Reconciler:
@@ -60,13 +63,17 @@ class Reconciler:
             DraError: it cannot be prepared; a first prepare leaves nothing behind.
         """
         boot_id = self._state.settings.boot_id
+        if previous is not None and self._is_between_drivers(previous):
+            self._journal.undo(previous, prefix=steps.ROLLBACK)
+            self._state.store.remove(ref.uid, fsync=False)
+            previous, inventory = None, (self._ports.fresh_inventory or self._ports.inventory)()
         # Who holds its devices already is not asked again: a lost record that may hold them too must not end it.
         holder = previous is not None and previous.is_complete(boot_id) and previous.results == view.results
         if previous is not None and holder and stands_as_imported(previous, self._state.cdi.path(ref.uid)):
             return previous.devices
         began = time.perf_counter()
         try:
-            plan = self._plan(ref, view, inventory, holder=holder)
+            plan = self._plan(ref, view, inventory, previous=previous, holder=holder)
         except DraError as error:
             if (rival := error.fields.get("holder_uid")) is not None:
                 self._ports.conflict(str(rival))
@@ -83,7 +90,9 @@ class Reconciler:
         self._ports.step(steps.PLANNED)
         return self._carry_out(ref, view, plan, previous)
 
-    def _plan(self, ref: ClaimRef, view: ClaimView, inventory: Inventory, *, holder: bool) -> Plan:
+    def _plan(
+        self, ref: ClaimRef, view: ClaimView, inventory: Inventory, *, previous: Record | None, holder: bool
+    ) -> Plan:
         state = self._state
         node = NodeView(
             inventory,
@@ -93,6 +102,7 @@ class Reconciler:
             mig=look_at_partitions(view, inventory, state=state, ports=self._ports),
             settings=self._ports.settings(),
             shares=self._ports.shares,
+            passthrough=look_at_functions(view, inventory, previous, state=state, ports=self._ports),
         )
         context = SharingContext(ref, self._open_effects, inventory.cuda_version)
         return plan_prepare(view, node, context, holder=holder)
@@ -120,8 +130,22 @@ class Reconciler:
             with timed(self._ports.timing, APPLY):
                 return self._journal.carry_out(wanted, effects, previous=previous).devices
         finally:
-            if any(not effect.was_there for effect in plan.made.values()):
+            if plan.changed_hardware:
                 self._ports.layout_changed()
+
+    def _is_between_drivers(self, record: Record) -> bool:
+        """Whether a process died between taking a function from one driver and giving it to another.
+
+        No inventory shows such a function; it is given back first.
+        """
+        boot_id, node = self._state.settings.boot_id, self._ports.passthrough
+        if node is None or record.is_complete(boot_id) or not record.holds(boot_id):
+            return False
+        return any(
+            not node.function(PciAddress.parse(str(entry.args["pci"]))).driver
+            for entry in record.journal
+            if entry.kind == VFIO_KIND
+        )
 
     def _stands(self, record: Record) -> bool:
         """Whether what was prepared is there as far as files tell, where the driver cannot be asked."""

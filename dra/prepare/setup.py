@@ -22,6 +22,7 @@ from dra.prepare.model import (
     no_step,
 )
 from dra.prepare.partitions import MigControl
+from dra.prepare.passthrough.model import FREE_SECONDS, PassthroughNode, Patience
 from dra.prepare.sharing.enforce import ShareEnforcer, SharePlanner
 from dra.prepare.sharing.model import StrategyPlanner
 from dra.prepare.timing import Timing, no_timing
@@ -31,6 +32,8 @@ MIG_LOCK_WAIT_SECONDS = 33.0
 # What a claim takes once it has its locks, so that one that would come too late is refused in time.
 WORK_SECONDS = 1.0
 MIG_WORK_SECONDS = 6.0
+# Modules, processes that are waited for, and the kernel.
+VFIO_WORK_SECONDS = FREE_SECONDS + 8.0
 # How often a record may change under a call before that is an error.
 ROUNDS = 5
 
@@ -66,8 +69,11 @@ class EnginePorts:
     when a device is not in the inventory. `conflict` hears the UID of the claim that holds a wanted device.
     `strategies` and `effects` are how sharing plugs in. `delete_deployment` removes what NVIDIA's driver left of an MPS
     daemon, by name; None: it is left. `mig` changes partitions; None: MIG devices are taken as the inventory has them.
-    `layout_changed` hears that partitions were made or destroyed. `settings` says how each GPU is shared at this moment.
-    `timing` hears how long each step of a prepare took.
+    `layout_changed` hears that partitions were made or destroyed, or GPUs passed through or given back. `settings` says
+    how each GPU is shared at this moment.
+    `timing` hears how long each step of a prepare took. `passthrough` changes kernel drivers of GPUs, also back where
+    passthrough was switched off since; None: nothing is passed through. `patience`: how long it is waited for processes
+    that have such a GPU open.
     """
 
     source: ClaimSource
@@ -86,3 +92,5 @@ class EnginePorts:
     shares: SharePlanner = field(default_factory=ShareEnforcer)
     timing: Timing = no_timing
     metadata: MetadataPlanner | None = None
+    passthrough: PassthroughNode | None = None
+    patience: Patience = field(default_factory=Patience)

@@ -21,7 +21,7 @@ from dra.api.claim import ClaimRef
 from dra.errors import HostError, RecordError
 from dra.host.files import ensure_dir, host_error, is_leftover, write_durable
 from dra.host.shared_look import SharedLook
-from dra.prepare.holds import Hold
+from dra.prepare.holds import Hold, hold_of
 from dra.prepare.model import is_safe_uid
 from dra.prepare.partitions import holds_no_device
 from dra.prepare.record import Record, corrupt_record, decode_record, encode_record
@@ -167,13 +167,7 @@ class RecordStore:
         found = []
         for record in self.records():
             if record.holds(boot_id) and not holds_no_device(record):
-                found += [
-                    Hold(
-                        record.ref, result.device, result.share_id, record.consumers, result.consumed_capacity
-                    )
-                    for result in record.results
-                    if not result.admin_access
-                ]
+                found += [hold_of(record, result) for result in record.results if not result.admin_access]
         for damage in self.damaged().values():
             found += [Hold(damage.ref, device, share) for device, share in damage.devices]
         for uid in self.unreadable():

@@ -14,9 +14,13 @@ from dra.prepare.journal import Journal, only_spec
 from dra.prepare.model import is_safe_uid
 from dra.prepare.node_state import NodeState, gpus_of
 from dra.prepare.partitions import DEVICE_KIND
+from dra.prepare.passthrough.model import KIND as VFIO_KIND
 from dra.prepare.record import Record
 from dra.prepare.setup import ROUNDS, EnginePorts
 from dra.telemetry.log import error_fields, get_logger
+
+# Effects that change what the inventory shows.
+_HARDWARE = frozenset({DEVICE_KIND, VFIO_KIND})
 
 
 class ClaimUnpreparer:
@@ -91,7 +95,7 @@ class ClaimUnpreparer:
             try:
                 self._journal.undo(record)
             finally:
-                if any(entry.kind == DEVICE_KIND for entry in record.journal):
+                if any(entry.kind in _HARDWARE for entry in record.journal):
                     self._ports.layout_changed()
         # Also what no record tells of: a lost record's spec.
         self._state.cdi.remove(self._state.cdi.path(ref.uid))

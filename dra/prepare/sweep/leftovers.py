@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dra.prepare.engine import Engine
 from dra.prepare.mig_orphans import find_orphans
+from dra.prepare.passthrough.orphans import find_orphan_functions
 from dra.prepare.sweep.claims import Claims
 from dra.prepare.sweep.patience import Patience
 from dra.telemetry.log import get_logger
@@ -18,17 +19,18 @@ LEFTOVER_SECONDS = 60.0
 log = get_logger()
 
 
-def sweep_partitions(engine: Engine, claims: Claims, patience: Patience) -> None:
-    """Destroy partitions of lost records whose claims are gone too; the API is asked only if there are any.
+def sweep_hardware(engine: Engine, claims: Claims, patience: Patience) -> None:
+    """Undo what lost records did to the hardware whose claims are gone too; the API is asked only if there is anything.
 
     Raises:
         DraError: the API gives no answer.
     """
-    orphans, modes = find_orphans(engine)
+    partitions, modes = find_orphans(engine)
+    orphans = partitions.keys() | find_orphan_functions(engine).keys()
     if not orphans:
         patience.are_due(set())
         if modes:
-            engine.release_partitions(())
+            engine.release_orphans(())
         return
     claimed = {
         result.device
@@ -36,10 +38,10 @@ def sweep_partitions(engine: Engine, claims: Claims, patience: Patience) -> None
         for result in claims.parse(claim).results
         if result.pool == engine.settings.pool
     }
-    unclaimed = orphans.keys() - claimed
+    unclaimed = orphans - claimed
     due = patience.are_due(unclaimed)
     if due:
-        engine.release_partitions(claimed | (unclaimed - due))
+        engine.release_orphans(claimed | (unclaimed - due))
 
 
 class HalfWritten:
@@ -72,10 +74,11 @@ class HalfWritten:
 def sweep_files(engine: Engine, half_written: HalfWritten) -> None:
     """Remove old temporary files, and the locks of claims that are gone. Never raises."""
     store, locks = engine.store, engine.locks
-    removed = half_written.remove_old(
-        [*store.leftovers(), *engine.marks.leftovers(), *engine.cdi.leftovers()]
-    )
-    removed += engine.marks.clear_old()
+    marks = (engine.marks, engine.passthrough_marks)
+    temporary = [*store.leftovers(), *engine.cdi.leftovers()]
+    for each in marks:
+        temporary += each.leftovers()
+    removed = half_written.remove_old(temporary) + sum(each.clear_old() for each in marks)
     known = {record.ref.uid for record in store.records()} | store.unreadable().keys()
     for name in locks.names("claim-"):
         if name.removeprefix("claim-") not in known:

@@ -79,7 +79,7 @@ class Patience:
         return self._has_had_grace(record, stale, since, patience)
 
     def are_due(self, orphans: AbstractSet[str]) -> set[str]:
-        """Give those of the partitions that are nobody's now that were so at the first look, too."""
+        """Give those of the devices that are nobody's now that were so at the first look, too."""
         now = self._waits.monotonic()
         self._orphans_since = {name: self._orphans_since.get(name, now) for name in orphans}
         due = {name for name, at in self._orphans_since.items() if now - at >= self._waits.confirm_seconds}

@@ -1,0 +1,67 @@
+"""Marks of functions that this driver bound to vfio, in files that outlive a lost claim record.
+
+A claim's record says it first. Were it lost, the function would look like one that an administrator had bound, and would
+never come back. So each has a small file of its own, `vfio/<device>.json`.
+
+A reboot undoes what they tell of, so that nothing is fsynced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dra.prepare.mark_files import MarkFiles
+from dra.prepare.passthrough.model import Before
+from dra.values import PciAddress
+
+FOLDER = "vfio"
+
+
+@dataclass(frozen=True, slots=True)
+class PassthroughMark:
+    """A function of this boot that this driver bound to vfio, and how it was before."""
+
+    device: str
+    address: PciAddress
+    before: Before
+
+
+class PassthroughMarks:
+    """The marks of one node. Thread-safe; written under the lock of the device only. Never raises: the records tell too.
+
+    Args:
+        state_dir: the driver's directory.
+        boot_id: of this boot; marks of others mean nothing.
+    """
+
+    def __init__(self, state_dir: Path, *, boot_id: str) -> None:
+        self._files = MarkFiles(state_dir / FOLDER, boot_id=boot_id)
+
+    def note(self, device: str, address: PciAddress, before: Before) -> None:
+        """Note a function that is about to be bound."""
+        self._files.write(device, {"device": device, "pci": str(address), **before.outcome})
+
+    def forget(self, device: str) -> None:
+        """Forget a function that was given back."""
+        self._files.remove(device)
+
+    def read(self, devices: Iterable[str] | None = None) -> Mapping[str, PassthroughMark]:
+        """Give the marks of this boot by device name: of these devices, or all."""
+        found: dict[str, PassthroughMark] = {}
+        for name, content in self._files.read(devices):
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                if content["device"] == name:
+                    address = PciAddress.parse(str(content["pci"]))
+                    found[name] = PassthroughMark(name, address, Before.of(content))
+        return found
+
+    def clear_old(self) -> int:
+        """Remove what another boot left; how many."""
+        return self._files.clear_old()
+
+    def leftovers(self) -> list[Path]:
+        """Give the temporary files of writes that never ended, or have not yet."""
+        return self._files.leftovers()
