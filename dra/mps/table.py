@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dra.errors import HostError
-from dra.host.files import read_bytes, temporary_name, write_durable
+from dra.host.files import read_bytes, write_durable
 from dra.prepare.sharing.mps_model import DaemonSpec
 from dra.telemetry.log import get_logger
 
@@ -79,10 +79,11 @@ def load(path: Path, boot_id: str) -> Content:
     try:
         found = _decode(json.loads(data))
     except (ValueError, KeyError, TypeError) as error:
-        aside = temporary_name(path).with_suffix(".corrupt")
+        # The newest only: a disk that damages it again and again is not filled by it.
+        aside = path.with_name(f"{path.name}.corrupt")
         log.warning("mps_table_damaged", path=str(path), aside=str(aside), error=repr(error))
         try:
-            path.rename(aside)
+            path.replace(aside)
         except OSError as problem:
             log.warning("mps_table_not_set_aside", path=str(path), error=str(problem))
         return Content(boot_id)

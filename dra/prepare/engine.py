@@ -41,6 +41,7 @@ class Engine:
         self.settings = settings
         self.cdi, self.store, self.locks, self.marks = state.cdi, state.store, state.locks, state.marks
         self.passthrough_marks = state.passthrough_marks
+        self.metadata_files = None if ports.metadata is None else ports.metadata.files
         journal = Journal(state.store, state.catalog, boot_id=settings.boot_id, step=ports.step)
         attempts = Attempts()
         self._preparer = ClaimPreparer(state, ports, Reconciler(state, ports, journal), attempts)

@@ -48,8 +48,8 @@ class MetadataFiles:
         self, driver: str, *, state_dir: Path, cdi_root: Path, host_path: Callable[[Path], str] = str
     ) -> None:
         self.driver, self.host_path = driver, host_path
-        self.root = state_dir / "dra-device-metadata"
-        self._cdi_root = cdi_root
+        self.root, self.file_name = state_dir / "dra-device-metadata", "metadata.json"
+        self.cdi_root, self.spec_prefix = cdi_root, f"{driver}_metadata_"
 
     def folder(self, namespace: str, name: str, request: str) -> Path:
         """Give the directory of a claim's request."""
@@ -57,7 +57,7 @@ class MetadataFiles:
 
     def spec(self, uid: str, request: str) -> Path:
         """Give the CDI spec of a claim's request."""
-        return self._cdi_root / f"{self.driver}_metadata_{uid}_{request}.json"
+        return self.cdi_root / f"{self.spec_prefix}{uid}_{request}.json"
 
     def device(self, uid: str, request: str) -> str:
         """Give the CDI id of a claim's request."""
@@ -91,7 +91,7 @@ class WriteMetadata:
         if any("/" in each or each in (".", "..") for each in names.values()):
             raise ValueError(f"{names} are no names")
         self._files, self._args, self._content = files, names, content
-        self._path = files.folder(names["namespace"], names["claim"], names["request"]) / "metadata.json"
+        self._path = files.folder(names["namespace"], names["claim"], names["request"]) / files.file_name
         self._spec = files.spec(names["uid"], names["request"])
         self._wanted: Mapping[str, Any] | None = None
 
@@ -167,11 +167,11 @@ class MetadataPlanner:
     """
 
     def __init__(self, files: MetadataFiles, attributes: Attributes, *, enabled: bool = True) -> None:
-        self._files, self._attributes, self._enabled = files, attributes, enabled
+        self.files, self._attributes, self._enabled = files, attributes, enabled
 
     def effects(self) -> Mapping[str, Callable[[Mapping[str, Any]], Effect]]:
         """Give how effects of this kind are made from the journal."""
-        return {EFFECT: lambda args: WriteMetadata(self._files, args)}
+        return {EFFECT: lambda args: WriteMetadata(self.files, args)}
 
     def add(self, view: ClaimView, plan: Plan) -> tuple[tuple[Effect, ...], tuple[PreparedDevice, ...]]:
         """Give the further effects, and the devices with the ids of the metadata."""
@@ -187,7 +187,7 @@ class MetadataPlanner:
             more = [name for name in device.request_names if name in waiting]
             for name in more:
                 del waiting[name]
-            ids = (self._files.device(view.ref.uid, name) for name in more)
+            ids = (self.files.device(view.ref.uid, name) for name in more)
             devices.append(replace(device, cdi_ids=(*device.cdi_ids, *ids)))
         return effects, tuple(devices)
 
@@ -199,7 +199,7 @@ class MetadataPlanner:
             "namespace": ref.namespace, "claim": ref.name, "uid": ref.uid, "request": request,
             "podClaim": view.pod_claim_name,
         }  # fmt: skip
-        return WriteMetadata(self._files, args, content=lambda: self._content(view, plan, results))
+        return WriteMetadata(self.files, args, content=lambda: self._content(view, plan, results))
 
     def _content(self, view: ClaimView, plan: Plan, results: Sequence[AllocatedDevice]) -> Mapping[str, Any]:
         requests: dict[str, list[dict[str, Any]]] = {}

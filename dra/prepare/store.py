@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from dra.api.claim import ClaimRef
 from dra.errors import HostError, RecordError
 from dra.host.files import ensure_dir, host_error, is_leftover, write_durable
 from dra.host.shared_look import SharedLook
+from dra.prepare import set_aside
 from dra.prepare.holds import Hold, hold_of
 from dra.prepare.model import is_safe_uid
 from dra.prepare.partitions import holds_no_device
@@ -28,9 +28,6 @@ from dra.prepare.record import Record, corrupt_record, decode_record, encode_rec
 from dra.prepare.record_files import Signature, discard, read_entry, signature_of
 from dra.telemetry.log import error_fields, get_logger
 
-_CORRUPT = re.compile(r"(?P<uid>.+)\.json\.corrupt-(?P<number>\d+)", re.ASCII)
-# What a damaged file may still tell. Both spellings of JSON: with and without a space after the colon.
-_SALVAGE = re.compile(rb'"(device|namespace|name|share_id)":\s*"([A-Za-z0-9._-]{1,253})"')
 # The kernel stamps files with the time of its last tick: two changes within one tick look like one.
 _TICK_NANOSECONDS = 20_000_000
 
@@ -206,7 +203,11 @@ class RecordStore:
             HostError: as `put`.
         """
         if uid in self._aside:
-            for _, path in self._numbered(uid):
+            try:
+                aside = set_aside.of_claim(self._directory, uid)
+            except OSError as error:
+                raise host_error(error, "read", self._directory) from error
+            for path in aside:
                 discard(path, fsync=fsync)
             self._aside.discard(uid)
         if os.path.lexists(self.path(uid)):
@@ -232,6 +233,10 @@ class RecordStore:
         except OSError:
             return []
 
+    def remove_strays(self) -> int:
+        """Remove what was set aside under names of no claim, once it is old or too much; how many files."""
+        return set_aside.remove_strays(self._directory)
+
     # -- below: called with the mutex held ---------------------------------------------------------------
 
     def _scan(self, found: list[Damage]) -> None:
@@ -244,8 +249,8 @@ class RecordStore:
                     known = self._files.get(uid)
                     if known is None or known.signature != _look_at(entry):
                         changed.append(uid)
-                elif match := _CORRUPT.fullmatch(entry.name):
-                    corrupt[match["uid"]] = Path(entry.path)
+                elif (claim := set_aside.claim_of(entry.name)) is not None:
+                    corrupt[claim] = Path(entry.path)
         self._aside = set(corrupt)
         for uid in [uid for uid in self._files if uid not in present]:
             del self._files[uid]
@@ -300,13 +305,12 @@ class RecordStore:
 
     def _set_aside(self, uid: str, data: bytes, error: RecordError, found: list[Damage]) -> None:
         self._files.pop(uid, None)
-        number = 1 + max((number for number, _ in self._numbered(uid)), default=0)
-        target = self._directory / f"{uid}.json.corrupt-{number}"
+        target = self.path(uid)
         try:
-            self.path(uid).rename(target)
-        except OSError as problem:
+            target = set_aside.set_aside(target, uid)
+        except HostError as problem:
             # A read-only disk: the file stays, the claim is damaged all the same.
-            self._log.error("record_not_set_aside", **error_fields(host_error(problem, "rename", target)))
+            self._log.error("record_not_set_aside", **error_fields(problem))
         else:
             self._aside.add(uid)
         digest = hashlib.sha256(data).hexdigest()
@@ -320,26 +324,15 @@ class RecordStore:
             entry = read_entry(path)
         except OSError:
             entry = None
-        data = b"" if entry is None else entry.data
-        told: dict[str, list[str]] = {}
-        for key, value in _SALVAGE.findall(data):
-            told.setdefault(key.decode(), []).append(value.decode())
-        devices = dict.fromkeys(self._salvage(uid))
-        if not devices:
-            devices = dict.fromkeys((device, None) for device in told.get("device", ()))
-        ref = ClaimRef(told.get("namespace", [""])[0], told.get("name", [""])[0], uid)
-        damage = Damage(ref if ref.namespace and ref.name else ClaimRef("", "", uid), tuple(devices), reason)
+        told = set_aside.told_by(b"" if entry is None else entry.data, uid)
+        devices = tuple(dict.fromkeys(self._salvage(uid))) or tuple((device, None) for device in told.devices)
+        damage = Damage(told.ref, devices, reason)
         self._damaged[uid] = damage
         found.append(damage)
 
     def _is_readable(self, uid: str) -> bool:
         read = self._files.get(uid)
         return read is not None and (read.record is not None or read.error is not None)
-
-    def _numbered(self, uid: str) -> Iterator[tuple[int, Path]]:
-        for path in self._directory.glob(f"{uid}.json.corrupt-*"):
-            if match := _CORRUPT.fullmatch(path.name):
-                yield int(match["number"]), path
 
 
 def _look_at(entry: os.DirEntry[str]) -> Signature | None:

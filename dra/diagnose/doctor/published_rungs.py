@@ -12,6 +12,7 @@ from dra.diagnose.doctor.model import Finding, Looked, error, note, warning
 from dra.diagnose.explain.cluster import CLAIM, NODE, POD, SLICE, Cluster, Json
 from dra.errors import DraError
 from dra.host.boot import boot_id
+from dra.prepare import set_aside
 from dra.prepare.record import Record, decode_record
 
 # Pods that see all GPUs whatever was allocated are expected in these namespaces.
@@ -124,12 +125,8 @@ def records_on_disk(ctx: NodeContext) -> list[RecordOnDisk]:
     for name in names:
         uid = name.removesuffix(".json")
         if uid == name:
-            if ".corrupt-" in name:
-                found.append(
-                    RecordOnDisk(
-                        name.partition(".json")[0], None, f"{name} was set aside", "DRA-RECORD-CORRUPT"
-                    )
-                )
+            if (claim := set_aside.claim_of(name)) is not None:
+                found.append(RecordOnDisk(claim, None, f"{name} was set aside", "DRA-RECORD-CORRUPT"))
             continue
         try:
             found.append(RecordOnDisk(uid, decode_record((directory / name).read_bytes(), uid=uid)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from dra.prepare.engine import Engine
 from dra.prepare.mig_orphans import find_orphans
 from dra.prepare.passthrough.orphans import find_orphan_functions
 from dra.prepare.sweep.claims import Claims
+from dra.prepare.sweep.metadata import find_orphan_metadata
 from dra.prepare.sweep.patience import Patience
 from dra.telemetry.log import get_logger
 
@@ -45,7 +47,7 @@ def sweep_hardware(engine: Engine, claims: Claims, patience: Patience) -> None:
 
 
 class HalfWritten:
-    """Temporary files of writes that never ended. Used by one sweep at a time.
+    """Temporary files of writes that never ended, and what belongs to nobody. Used by one sweep at a time.
 
     One goes once it was seen unchanged for `seconds` on our own clock. Its own time says nothing: it comes from a clock
     that may have been set since, and a file that a write is about to rename would look an hour old.
@@ -56,7 +58,7 @@ class HalfWritten:
         self._since: dict[tuple[Path, int, int], float] = {}
 
     def remove_old(self, paths: Iterable[Path]) -> int:
-        """Remove those of the files that were there long enough; how many."""
+        """Remove those of the files and empty directories that were there long enough; how many."""
         now, removed = self._monotonic(), 0
         since: dict[tuple[Path, int, int], float] = {}
         for path in paths:
@@ -65,20 +67,22 @@ class HalfWritten:
                 key = (path, seen.st_ino, seen.st_mtime_ns)
                 since[key] = self._since.get(key, now)
                 if now - since[key] >= self._seconds:
-                    path.unlink()
+                    path.rmdir() if stat.S_ISDIR(seen.st_mode) else path.unlink()
                     removed += 1
         self._since = since
         return removed
 
 
 def sweep_files(engine: Engine, half_written: HalfWritten) -> None:
-    """Remove old temporary files, and the locks of claims that are gone. Never raises."""
+    """Remove what belongs to claims that are gone, temporary files, and records set aside under odd names. Never raises."""
     store, locks = engine.store, engine.locks
     marks = (engine.marks, engine.passthrough_marks)
     temporary = [*store.leftovers(), *engine.cdi.leftovers()]
     for each in marks:
         temporary += each.leftovers()
+    temporary += find_orphan_metadata(engine, engine.metadata_files)
     removed = half_written.remove_old(temporary) + sum(each.clear_old() for each in marks)
+    removed += store.remove_strays()
     known = {record.ref.uid for record in store.records()} | store.unreadable().keys()
     for name in locks.names("claim-"):
         if name.removeprefix("claim-") not in known:

@@ -19,6 +19,7 @@ ALLOWED = {
     "plugin/claim_status.py": "`lastTransitionTime` of conditions",
     "plugin/health_service.py": "when health was updated, which the kubelet compares with its own time of day",
     "plugin/registration.py": "a line of the log",
+    "prepare/set_aside.py": "the age of files that nobody waits for, over restarts, beside the time of the file system",
     "prepare/store.py": "whether a directory changed a moment ago, beside the time of the file system",
     "webhook/certificate.py": "whether a certificate has expired",
 }

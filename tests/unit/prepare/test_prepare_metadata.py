@@ -6,10 +6,11 @@ import json
 import os
 
 import pytest
-from prepare_fakes import Killed, make_claim, result
+from prepare_fakes import Killed, make_claim, result, uid_of
 
-from dra.api.claim import POD_CLAIM_NAME
+from dra.api.claim import POD_CLAIM_NAME, ClaimRef
 from dra.prepare.metadata import MetadataFiles, MetadataPlanner, WriteMetadata
+from dra.prepare.sweep.leftovers import LEFTOVER_SECONDS
 
 DRIVER = "gpu.nvidia.com"
 
@@ -205,3 +206,103 @@ def test_a_damaged_record_cannot_make_it_remove_other_files(node, published):
         with pytest.raises(ValueError, match="no names"):
             WriteMetadata(files, {**good, key: f"..{os.sep}x"})
     WriteMetadata(files, good).undo()  # of what is not there
+
+
+def lose_record(node, ref):
+    node.record_file(ref).unlink()
+    node.cdi_file(ref).unlink()
+    node.restart()
+
+
+def sweep_until_nothing_moves(node, janitor):
+    """What belongs to nobody is looked at a second time, and its empty directory after that."""
+    for _ in range(6):
+        janitor.sweep()
+        node.now += LEFTOVER_SECONDS
+
+
+def test_what_a_lost_record_told_of_is_swept(node, published):
+    lost, kept = node.claim(1, "gpu-0"), node.claim(2, "gpu-1")
+    node.prepared(lost)
+    node.prepared(kept)
+    lose_record(node, lost)
+    janitor = node.janitor()
+    janitor.sweep()
+    assert file_of(node).exists()
+    sweep_until_nothing_moves(node, janitor)
+    assert not file_of(node).parent.parent.exists()
+    assert file_of(node, "claim-2").exists()
+    assert [path.name for path in node.cdi_root.glob("*metadata*")] == [
+        f"{DRIVER}_metadata_{kept.uid}_gpu.json"
+    ]
+    node.unprepare(kept)
+    assert left(node) == []
+
+
+def test_a_new_claim_of_the_same_name_keeps_what_it_wrote_over_the_lost_ones(node, published):
+    node.prepared(node.claim(1, "gpu-0"))
+    lose_record(node, ClaimRef("default", "claim-1", uid_of(1)))
+    janitor = node.janitor()
+    janitor.sweep()
+    node.now += LEFTOVER_SECONDS
+    ref = node.claim(9, "gpu-0", name="claim-1")
+    node.prepared(ref)
+    sweep_until_nothing_moves(node, janitor)
+    assert read(file_of(node))["metadata"]["uid"] == ref.uid
+    assert [path.name for path in node.cdi_root.glob("*metadata*")] == [
+        f"{DRIVER}_metadata_{ref.uid}_gpu.json"
+    ]
+
+
+def test_a_claim_whose_record_is_damaged_keeps_its_own_until_it_is_rebuilt(node, published):
+    ref = node.claim(1, "gpu-0")
+    node.prepared(ref)
+    node.record_file(ref).write_bytes(b"garbage")
+    node.restart()
+    node.api.down = True
+    janitor = node.janitor()
+    sweep_until_nothing_moves(node, janitor)
+    assert file_of(node).exists()
+    assert node.cdi_root.joinpath(f"{DRIVER}_metadata_{ref.uid}_gpu.json").exists()
+    node.api.down = False
+    assert janitor.sweep().rebuilt == [ref.uid]
+    node.unprepare(ref)
+    assert left(node) == []
+
+
+def test_claims_that_nvidias_driver_has_keep_theirs_and_other_files_are_left(node, published):
+    ref = node.claim(1, "gpu-0")
+    node.prepared(ref)
+    lose_record(node, ref)
+    others = [
+        node.cdi_root / f"{DRIVER}_metadata_no-request.json",
+        node.cdi_root / f"other.driver_metadata_{ref.uid}_gpu.json",
+        node.cdi_root / f"{DRIVER}_metadata_{ref.uid}_gpu.json.bak",
+    ]
+    for path in others:
+        path.write_text("{}")
+    checkpoint = node.state_dir / "checkpoint.json"
+    checkpoint.write_text(f'{{"v2": {{"preparedClaims": {{"{ref.uid}": 1}}}}}}')
+    janitor = node.janitor()
+    sweep_until_nothing_moves(node, janitor)
+    assert file_of(node).exists()
+    checkpoint.unlink()
+    sweep_until_nothing_moves(node, janitor)
+    assert sorted(left(node)) == sorted(path.name for path in others)
+
+
+def test_half_written_files_go_once_nobody_can_be_writing_them(node, published):
+    node.prepared(node.claim(1, "gpu-0"))
+    half = file_of(node, "claim-9")
+    half.parent.mkdir(parents=True)
+    half.write_text('{"metadata": {"uid": ')
+    spec = node.cdi_root / f".{DRIVER}_metadata_{'0' * 8}_gpu.json.abc.dra-tmp"
+    spec.write_text("{}")
+    janitor = node.janitor()
+    janitor.sweep()
+    assert half.exists()
+    assert spec.exists()
+    sweep_until_nothing_moves(node, janitor)
+    assert not half.parent.parent.exists()
+    assert not spec.exists()
+    assert file_of(node).exists()
