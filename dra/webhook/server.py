@@ -22,6 +22,7 @@ from dra.errors import HostError
 from dra.telemetry.log import get_logger
 from dra.telemetry.threads import Loop, start_thread
 from dra.webhook.certificate import LOOK_SECONDS, Certificate
+from dra.webhook.connections import Connections
 from dra.webhook.review import Decide, ReviewError, answer, mutate, validate
 
 log = get_logger()
@@ -34,7 +35,7 @@ MUTATE_PATH = "/mutate"
 MAX_BODY = 16 << 20
 # Connections at once; an API server needs a few.
 MAX_CONNECTIONS = 64
-# A connection on which nothing comes.
+# From one answer, or from the connection, until the next request is there whole.
 IDLE_SECONDS = 90.0
 _HANDSHAKE_SECONDS = 10.0
 
@@ -126,9 +127,7 @@ class _Server(HTTPServer):
 
     def __init__(self, where: tuple[str, int], owner: WebhookServer) -> None:
         self.owner = owner
-        self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        self._open: set[socket.socket] = set()
-        self._lock = threading.Lock()
+        self.connections = Connections(most=MAX_CONNECTIONS)
         host, port = where
         if ":" in host or (not host and socket.has_dualstack_ipv6()):
             self.address_family = socket.AF_INET6
@@ -153,17 +152,17 @@ class _Server(HTTPServer):
         self.shutdown()
         self.server_close()
         end = time.monotonic() + min(timeout_seconds, 2.0)
-        while self._open and time.monotonic() < end:
+        while self.connections and time.monotonic() < end:
             time.sleep(0.02)
-        with self._lock:
-            left = list(self._open)
-        for connection in left:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+        self.connections.end_all()
+
+    def service_actions(self) -> None:
+        """End, several times a second, what took too long."""
+        self.connections.end_late()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Give a connection a thread of its own; one too many is closed at once."""
-        if not self._room.acquire(blocking=False):
+        """Give a connection a thread of its own; one too many pushes out the one that has been waited for longest."""
+        if not self.connections.enter(request, seconds=_HANDSHAKE_SECONDS):
             log.warning("webhook_full", connections=MAX_CONNECTIONS)
             self.shutdown_request(request)
             return
@@ -173,22 +172,19 @@ class _Server(HTTPServer):
         try:
             start_thread(thread)
         except HostError:
-            self._room.release()
+            self.connections.leave(request)
             self.shutdown_request(request)
 
     def _serve_one(self, request: socket.socket, client_address: Any) -> None:
-        with self._lock:
-            self._open.add(request)
         secure: socket.socket = request
         try:
             context = self.owner.context()
             if context is None:
                 return
             request.settimeout(_HANDSHAKE_SECONDS)
-            secure = context.wrap_socket(request, server_side=True)
-            with self._lock:
-                self._open.discard(request)
-                self._open.add(secure)
+            secure = context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+            self.connections.become(request, secure)
+            secure.do_handshake()
             secure.settimeout(IDLE_SECONDS)
             self.finish_request(secure, client_address)
         except (OSError, ValueError) as error:
@@ -197,11 +193,8 @@ class _Server(HTTPServer):
         except Exception:  # marked border: one connection's failure is its own
             log.exception("webhook_connection_crashed")
         finally:
-            with self._lock:
-                self._open.discard(request)
-                self._open.discard(secure)
             self.shutdown_request(secure)
-            self._room.release()
+            self.connections.leave(secure)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -214,7 +207,13 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
     _TYPES: ClassVar[tuple[str, ...]] = ("application/json",)
 
+    def handle_one_request(self) -> None:
+        """Answer one request, which has to be there in time."""
+        self.server.connections.expect(self.connection, seconds=IDLE_SECONDS)
+        super().handle_one_request()
+
     def do_GET(self) -> None:
+        self.server.connections.answering(self.connection)
         path = self.path.partition("?")[0]
         if path == "/healthz":
             self._send(200, b"ok\n")
@@ -236,7 +235,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.headers.get("Content-Type", "").partition(";")[0].strip() not in self._TYPES:
             self._refuse(415, "the Content-Type must be application/json")
         else:
-            self._review(self.rfile.read(int(length)), decide)
+            body = self.rfile.read(int(length))
+            self.server.connections.answering(self.connection)
+            self._review(body, decide)
 
     def _review(self, body: bytes, decide: Decide) -> None:
         try:

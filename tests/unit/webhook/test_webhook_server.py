@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import json
 import shutil
 import socket
 import ssl
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from dra.api.fractions import FractionRules
 from dra.sim.apiserver import SimApiServer
 from dra.webhook.certificate import Certificate
 from dra.webhook.review import ReviewError, answer, mutate, validate
-from dra.webhook.server import MAX_BODY, WebhookServer
+from dra.webhook.server import MAX_BODY, MAX_CONNECTIONS, WebhookServer
 
 TLS = Path(__file__).parents[2] / "data" / "tls"
 VERSIONS = ("v1", "v1beta2", "v1beta1")
@@ -242,6 +244,54 @@ def test_a_client_that_says_nothing_keeps_nobody_waiting(serve, files):
     server = serve(files)
     with socket.create_connection(("127.0.0.1", server.port)):
         assert call(server, "GET", "/readyz") == (200, "ok\n")
+
+
+@pytest.mark.fault("F43")
+def test_clients_that_say_nothing_or_a_byte_now_and_then_keep_nobody_out(serve, files, monkeypatch):
+    """More than there is room for: the API server is served all the same, and what is late is closed."""
+    monkeypatch.setattr("dra.webhook.server.IDLE_SECONDS", 30.0)
+    server = serve(files)
+    threads = threading.active_count()
+    slow = []
+    with contextlib.ExitStack() as stack:
+
+        def connect():
+            return stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+
+        # One that has said nothing, and one that has said half of a request, in turn.
+        for number in range(MAX_CONNECTIONS + 6):
+            raw = connect()
+            if number % 8 == 0:
+                raw = stack.enter_context(trusting().wrap_socket(raw, server_hostname="127.0.0.1"))
+                raw.sendall(b"POST /validate HTTP/1.1\r\nHost: x\r\nContent-Length: 4000\r\n")
+            slow.append(raw)
+        for _ in range(3):
+            assert ask(server, "/validate", claim(GOOD))["allowed"] is True
+            for each in slow:
+                with contextlib.suppress(OSError):
+                    each.send(b"X")
+        # What is late goes, however often it said a byte.
+        monkeypatch.setattr("dra.webhook.server.IDLE_SECONDS", 0.2)
+        late = stack.enter_context(trusting().wrap_socket(connect(), server_hostname="127.0.0.1"))
+        late.sendall(b"GET /healthz HTTP/1.1\r\n")
+        late.settimeout(0.02)
+
+        def is_closed():
+            try:
+                late.sendall(b"X")
+                return late.recv(1) == b""
+            except TimeoutError:
+                return False
+            except OSError:
+                return True
+
+        wait_for(is_closed)
+        # A body that is too large is refused without being read.
+        headers = {"Content-Type": "application/json", "Content-Length": str(64 << 20)}
+        assert call(server, "POST", "/validate", b"", headers=headers)[0] == 413
+    wait_for(lambda: len(server._server.connections) == 0)
+    wait_for(lambda: threading.active_count() <= threads)
+    assert ask(server, "/validate", claim(GOOD))["allowed"] is True
 
 
 def wait_for(condition):
