@@ -24,6 +24,9 @@ log = get_logger()
 
 # Two calls within the second that a kubelet's probe waits for at least.
 CALL_SECONDS = 0.4
+# The kubelet connects anew for each question. Whoever reaches the port and holds connections has them for so long.
+CONNECTION_SECONDS = 30
+CONNECTION_GRACE_SECONDS = 5
 
 LIVENESS = ("", "liveness")
 READINESS = "readiness"
@@ -68,7 +71,11 @@ class Probe:
         Raises:
             HostError: DRA-PROBE-PORT if the port cannot be bound.
         """
-        server = build_server(((HEALTH_CHECK, self._check),), pool=self._pool)
+        options = (
+            ("grpc.max_connection_age_ms", CONNECTION_SECONDS * 1000),
+            ("grpc.max_connection_age_grace_ms", CONNECTION_GRACE_SECONDS * 1000),
+        )
+        server = build_server(((HEALTH_CHECK, self._check),), pool=self._pool, options=options)
         try:
             self.port = server.add_insecure_port(f"{address}:{port}")
         except RuntimeError as error:

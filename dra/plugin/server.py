@@ -49,15 +49,28 @@ SERVER_OPTIONS = (
 Behaviour = Callable[[Any, grpc.ServicerContext], Any]
 
 
-def build_server(methods: Iterable[tuple[Method, Behaviour]], *, pool: CallPool) -> grpc.Server:
+def build_server(
+    methods: Iterable[tuple[Method, Behaviour]],
+    *,
+    pool: CallPool,
+    options: Iterable[tuple[str, int]] = (),
+) -> grpc.Server:
     """Make a server of these methods, not yet bound nor started; `pool` runs all but behaviours with their own.
+
+    Args:
+        methods: what is served.
+        pool: where their calls run.
+        options: of the C core, beside `SERVER_OPTIONS`.
 
     Raises:
         HostError: DRA-HOST-NO-THREADS.
     """
     pool.open()
     server = grpc.server(
-        pool, options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS, compression=None
+        pool,
+        options=(*SERVER_OPTIONS, *options),
+        maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
+        compression=None,
     )
     by_service: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {}
     for method, behaviour in methods:

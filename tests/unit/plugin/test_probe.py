@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 
 import grpc
@@ -107,3 +108,37 @@ def test_a_question_is_asked_each_time():
     readiness.ask("pool", lambda: next(answers))
     assert readiness.missing() == {"pool": "no slices"}
     assert readiness.missing() == {}
+
+
+@pytest.mark.fault("F43")
+def test_a_connection_that_asks_nothing_and_a_call_that_never_comes_whole_have_their_time(
+    plugin, monkeypatch
+):
+    monkeypatch.setattr("dra.plugin.probe.CONNECTION_SECONDS", 1)
+    monkeypatch.setattr("dra.plugin.probe.CONNECTION_GRACE_SECONDS", 1)
+    endpoint = plugin()
+    made = Probe(
+        registration=endpoint.sockets.registration, service=endpoint.sockets.service, readiness=Readiness()
+    )
+    made.start(0, address="127.0.0.1")
+    try:
+        settings = b"\0\0\0\x04\0\0\0\0\0"
+        # HEADERS of stream 1 in plain HPACK, without the end of the stream: a message would have to follow.
+        fields = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/grpc.health.v1.Health/Check"),
+                  (b":authority", b"x"), (b"te", b"trailers"), (b"content-type", b"application/grpc"))  # fmt: skip
+        block = b"".join(b"\0" + bytes([len(n)]) + n + bytes([len(v)]) + v for n, v in fields)
+        call = len(block).to_bytes(3, "big") + b"\x01\x04" + (1).to_bytes(4, "big") + block
+        clients = []
+        for more in (b"", call):
+            client = socket.create_connection(("127.0.0.1", made.port), timeout=60)
+            client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + more)
+            clients.append(client)
+        for client in clients:
+            with client:
+                said = b""
+                while part := client.recv(1 << 16):
+                    said += part
+                # GOAWAY came before the end.
+                assert b"max_age" in said
+    finally:
+        made.stop()
