@@ -276,12 +276,21 @@ class HealthBook:
         message = describe_xid(event.xid)
         if action:
             message += f"; NVML asks for: {action_word(action).replace('-', ' ')}"
+        elif self._policy.insists(event.xid, event.scope.gpu):
+            message += "; a GpuNodePolicy holds it back until it is reset"
         if old is not None and old.is_ill and grade <= old.grade and not self._explains(event, grade, old):
             # The first one is the cause: it stays, and so does the time at which the taint was added.
             if grade >= Grade.ILL:
+                # A reset that was seen before it is none of this one.
                 self._streaks.pop(key, None)
+                self._reloaded.discard(event.scope.gpu)
+                energy = old.energy_mj if reading is None or reading.energy_mj is None else reading.energy_mj
                 self._conditions[key] = replace(
-                    old, seen=self._wall(), seen_up=self._clock(), action=action or old.action
+                    old,
+                    seen=self._wall(),
+                    seen_up=self._clock(),
+                    action=action or old.action,
+                    energy_mj=energy,
                 )
             return
         self._drop_guess(event, grade, action)
@@ -294,7 +303,7 @@ class HealthBook:
         """Take back what was held against the whole GPU until an XID told which MIG device it is about."""
         key = (Scope(event.scope.gpu), XID)
         guess = self._conditions.get(key)
-        if event.scope.whole or guess is None or not _is_guess(guess) or grade < Grade.ILL:
+        if event.scope.whole or guess is None or not self._is_guess(guess) or grade < Grade.ILL:
             return
         if action not in _WHOLE_GPU_ACTIONS and self._ago(guess.since_up) <= BLAME_SECONDS:
             self._drop(key)
@@ -305,11 +314,18 @@ class HealthBook:
         A check may see the recovery action before the XID is told.
         """
         return (
-            _is_guess(old)
+            self._is_guess(old)
             and grade >= Grade.ILL
             and self._policy.grade_xid(event.xid, action=None, gpu=event.scope.gpu) >= Grade.ILL
             and self._ago(old.since_up) <= BLAME_SECONDS
         )
+
+    def _is_guess(self, held: Condition) -> bool:
+        """Whether an illness was put down to no XID, or to one that makes nobody ill by itself."""
+        if not held.value.isdecimal():
+            return True
+        xid = int(held.value)
+        return xid in APPLICATION_XIDS | REPORT_XIDS and not self._policy.insists(xid, held.scope.gpu)
 
     def _set(
         self, key: Key, finding: Finding, *, energy_mj: int | None = None, action: int | None = None
@@ -340,22 +356,31 @@ class HealthBook:
     # -- clearing ----------------------------------------------------------------------------------
 
     def _clear_xids(self, gpu: str, reading: Reading) -> None:
-        action = reading.recovery_action
         for each in self.of(gpu):
             if each.key != XID or not each.is_ill:
                 continue
-            key = (each.scope, XID)
-            if action is None:
-                well = gpu in self._reloaded or _was_reset(each, reading)
-                if well:
-                    # Once seen it holds: the counter grows again.
-                    self._reloaded.add(gpu)
+            if _was_reset(each, reading):
+                # Once seen it holds: the counter grows again.
+                self._reloaded.add(gpu)
+            if self._is_over(each, reading):
+                self._good((each.scope, XID))
             else:
-                well = action == NO_ACTION
-            if well:
-                self._good(key)
-            else:
-                self._streaks.pop(key, None)
+                self._streaks.pop((each.scope, XID), None)
+
+    def _is_over(self, held: Condition, reading: Reading) -> bool:
+        """Whether a look finds nothing any more of what an XID, or a recovery action, was held to mean."""
+        gpu, action = held.scope.gpu, reading.recovery_action
+        if action:
+            return False
+        reset = gpu in self._reloaded
+        if not held.action and held.value.isdecimal():
+            xid = int(held.value)
+            if self._policy.insists(xid, gpu):
+                # NVML never asked for anything, so that its silence says nothing: the policy's word counts until a reset.
+                return reset
+            if self._policy.grade_xid(xid, action=held.action, gpu=gpu) is Grade.NOTE:
+                return True  # the rule that made it an illness is gone
+        return reset if action is None else action == NO_ACTION
 
     def _good(self, key: Key) -> None:
         now = self._clock()
@@ -382,12 +407,6 @@ class HealthBook:
             if len(self._cleared) > _CLEARED:
                 self._cleared.popitem(last=False)
         self._changes.append(Change(old, None))
-
-
-def _is_guess(condition: Condition) -> bool:
-    """Whether an illness was put down to no XID, or to one that makes nobody ill by itself."""
-    value = condition.value
-    return not value.isdecimal() or int(value) in APPLICATION_XIDS | REPORT_XIDS
 
 
 def _was_reset(condition: Condition, reading: Reading) -> bool:

@@ -120,6 +120,10 @@ class HealthPolicy:
         rule = self.of_gpu(gpu).xids.get(xid)
         return xid in self.ignored_xids if rule is None else rule in ("Ignore", "None")
 
+    def insists(self, xid: int, gpu: str) -> bool:
+        """Whether a GpuNodePolicy makes an XID an illness of a GPU, whatever NVML asks for."""
+        return self.of_gpu(gpu).xids.get(xid) in ("NoSchedule", "NoExecute")
+
     def grade_xid(self, xid: int, *, action: int | None, gpu: str = "") -> Grade:
         """Say how bad an XID is. A rule of a GpuNodePolicy decides before NVML's recovery action.
 
@@ -130,7 +134,7 @@ class HealthPolicy:
         """
         if self.ignores(xid, gpu):
             return Grade.NOTE
-        if xid in self.of_gpu(gpu).xids:
+        if self.insists(xid, gpu):
             return Grade.LOST if xid in LOST_XIDS else Grade.ILL
         if action is not None:
             return Grade.NOTE if action == NO_ACTION else Grade.ILL

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dra.api.gpu_settings import HealthSettings
 from dra.health.book import CLEAR_CHECKS, LONGEST_CLEAR_SECONDS
 from dra.health.model import Reading
 from dra.health.policy import Grade
@@ -303,6 +304,58 @@ def test_without_a_recovery_action_only_a_reset_a_reload_or_a_reboot_heals():
 
 
 # Restart
+
+
+def ruled(**xids):
+    """A world whose rules for XIDs a test can change."""
+    rules = {"now": HealthSettings({int(xid[1:]): effect for xid, effect in xids.items()})}
+    return World(of_gpu=lambda _gpu: rules["now"]), rules
+
+
+def test_what_only_a_policy_makes_an_illness_lasts_until_a_reset():
+    world, _ = ruled(x13="NoSchedule")
+    world.xid(13, energy_mj=5000)
+    assert world.held == {(None, "xid"): ("ILL", "13")}
+    (condition,) = world.book.conditions
+    assert "GpuNodePolicy" in condition.message
+    assert "--gpu-reset" in condition.remedy
+    world.look(100, energy_mj=6000)
+    assert world.held == {(None, "xid"): ("ILL", "13")}
+    world.look(1, energy_mj=10)
+    world.look(3, energy_mj=7000)
+    assert world.held == {}
+
+
+def test_an_xid_after_the_reset_needs_another_one():
+    world, _ = ruled(x13="NoSchedule")
+    world.xid(13, energy_mj=5000)
+    world.look(1, energy_mj=10)
+    world.xid(13, energy_mj=20)
+    world.look(50, energy_mj=30)
+    assert world.held == {(None, "xid"): ("ILL", "13")}
+    world.look(4, energy_mj=5)
+    assert world.held == {}
+
+
+def test_where_nvml_asked_for_a_reset_too_its_word_ends_what_the_policy_said():
+    world, _ = ruled(x48="NoExecute")
+    world.xid(48, action=1)
+    world.look(20, recovery_action=1)
+    assert world.held == {(None, "xid"): ("ILL", "48")}
+    world.look(4)
+    assert world.held == {}
+
+
+@pytest.mark.parametrize("action", [0, None])
+@pytest.mark.parametrize("left", [{}, {13: "Ignore"}, {13: "None"}])
+def test_a_rule_that_is_taken_away_lets_its_gpus_go(action, left):
+    world, rules = ruled(x13="NoSchedule")
+    world.xid(13, action=action)
+    world.look(20, recovery_action=action)
+    assert world.held == {(None, "xid"): ("ILL", "13")}
+    rules["now"] = HealthSettings(left)
+    world.look(4, recovery_action=action)
+    assert world.held == {}
 
 
 def test_an_illness_survives_a_restart_with_its_time_and_is_cleared_by_checks():
