@@ -7,7 +7,7 @@ fits on them beside what is given out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,13 +116,19 @@ def _memory_slices(gpu: FleetGpu, offer: _Gpu, given: Mapping[str, set[str]]) ->
 
 
 class FleetMetrics:
-    """Reads when somebody scrapes: a collector of the registry."""
+    """Reads when somebody scrapes: a collector of the registry.
 
-    def __init__(self, client: KubeClient, *, driver: str) -> None:
-        self._client, self._driver = client, driver
+    Args:
+        leads: whether this replica speaks for the fleet; if each did, a sum over them would count every GPU twice.
+    """
+
+    def __init__(self, client: KubeClient, *, driver: str, leads: Callable[[], bool]) -> None:
+        self._client, self._driver, self._leads = client, driver, leads
 
     def __call__(self) -> Iterable[Samples]:
         """Ask the API server, from its cache. Raises DraError, which costs the scrape these families."""
+        if not self._leads():
+            return ()
         slices = self._client.list(RESOURCE_SLICES, resource_version="0").items
         claims = self._client.list(RESOURCE_CLAIMS, resource_version="0").items
         return fleet_samples(slices, claims, driver=self._driver)

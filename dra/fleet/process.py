@@ -93,7 +93,9 @@ class Fleet:
         """Take part in the election. Raises HostError."""
         if self.settings.port >= 0:
             registry = Registry()
-            registry.add(FleetMetrics(self.client, driver=self.settings.driver))
+            registry.add(
+                FleetMetrics(self.client, driver=self.settings.driver, leads=lambda: self.elector.leading)
+            )
             self._health = _listen(
                 self.settings.port, trouble=lambda: self.elector.trouble, registry=registry
             )

@@ -250,7 +250,10 @@ def test_a_values_file_written_for_nvidias_chart_works_unchanged():
     spec, container = plugin["spec"]["template"]["spec"], container_of(plugin)
     assert container["image"] == "example.org/dra:v1" and container["name"] == "gpus"
     assert container["imagePullPolicy"] == "Always" and spec["imagePullSecrets"] == [{"name": "secret"}]
-    assert spec["serviceAccountName"] == "sa-kubeletplugin" and spec["nodeSelector"] == {"gpu": "yes"}
+    assert spec["serviceAccountName"] == "sa-kubeletplugin" and spec["nodeSelector"] == {
+        "gpu": "yes",
+        "kubernetes.io/os": "linux",
+    }
     assert spec["tolerations"] == [{"operator": "Exists"}]
     assert container["startupProbe"]["grpc"]["port"] == 51599
     assert plugin["spec"]["updateStrategy"]["rollingUpdate"] == {"maxUnavailable": "100%"}
@@ -340,10 +343,10 @@ def test_every_account_exists_and_has_the_least_rights():
     rights = {resource: sorted(rule["verbs"]) for rule in plugin["rules"] for resource in rule["resources"]}
     # Source: kubelet-plugin contract; each is used by name in the code.
     assert rights == {
-        "resourceclaims": ["get", "list", "watch"],
+        "resourceclaims": ["get", "list"],
         "resourceclaims/status": ["patch", "update"],
         "resourceclaims/driver": ["associated-node:patch", "associated-node:update"],
-        "resourceslices": ["create", "delete", "get", "list", "patch", "update", "watch"],
+        "resourceslices": ["create", "delete", "get", "list", "update", "watch"],
         "nodes": ["get", "list", "watch"],
         "gpunodepolicies": ["get", "list", "watch"],
         "gpunodes": ["create", "get", "patch"],
@@ -375,6 +378,62 @@ def test_only_what_touches_hardware_is_privileged_and_nothing_is_on_the_hosts_ne
             assert spec["securityContext"]["runAsUser"] == 65532
             assert not any("hostPath" in volume for volume in spec.get("volumes", []))
         assert "memory" in container["resources"]["requests"]
+
+
+def test_replicas_stand_on_different_nodes_and_are_drained_one_after_the_other():
+    objects = render(EVERYTHING)
+    deployments = of_kind(objects, "Deployment")
+    budgets = of_kind(objects, "PodDisruptionBudget")
+    assert len(deployments) == 2
+    for each in deployments:
+        assert each["spec"]["replicas"] == 2
+        labels = each["spec"]["template"]["metadata"]["labels"]
+        (spread,) = each["spec"]["template"]["spec"]["topologySpreadConstraints"]
+        assert spread["topologyKey"] == "kubernetes.io/hostname"
+        assert spread["labelSelector"]["matchLabels"].items() <= labels.items()
+        (budget,) = [b for b in budgets if b["spec"]["selector"]["matchLabels"].items() <= labels.items()]
+        assert budget["spec"]["maxUnavailable"] == 1
+        assert budget["metadata"]["name"] == each["metadata"]["name"]
+
+
+def test_pods_go_to_linux_nodes_that_take_them():
+    chosen = {"kubeletPlugin": {"nodeSelector": {"gpu": "yes"}}, "fleet": {"tolerations": [{"key": "infra"}]}}
+    specs = pod_specs(render({**EVERYTHING, **chosen}))
+    for name, spec in specs.items():
+        assert spec["nodeSelector"]["kubernetes.io/os"] == "linux", name
+        assert spec["nodeSelector"].get("gpu", "") == ("yes" if name.endswith(("plugin", "keeper")) else "")
+    # Also in a cluster where every node has a taint it finds a place, or nothing could be uninstalled.
+    check = next(spec for name, spec in specs.items() if name.endswith("uninstall-check"))
+    assert check["tolerations"] == [{"key": "infra"}, {"key": "nvidia.com/gpu", "operator": "Exists"}]
+    # A node that is emptied of what does not tolerate its taint keeps the driver, without which no pod with a GPU can end.
+    for name, spec in specs.items():
+        if name.endswith(("plugin", "keeper")):
+            assert {"key": "nvidia.com/gpu", "operator": "Exists"} in spec["tolerations"]
+            assert spec["priorityClassName"] == "system-node-critical"
+
+
+def test_a_webhook_that_ends_serves_until_nobody_is_sent_to_it_any_more():
+    spec = pod_specs(render(EVERYTHING))["dra-driver-nvidia-gpu-webhook"]
+    seconds = spec["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert 0 < seconds < spec.get("terminationGracePeriodSeconds", 30) - 10
+
+
+def test_what_serves_metrics_is_scraped():
+    objects = render(EVERYTHING)
+    pods = {
+        w["metadata"]["name"]: w["spec"]["template"]
+        for w in objects
+        if w["kind"] in ("DaemonSet", "Deployment")
+    }
+    scraped = set()
+    for monitor in of_kind(objects, "PodMonitor"):
+        selector = monitor["spec"]["selector"]["matchLabels"].items()
+        (name,) = [n for n, pod in pods.items() if selector <= pod["metadata"]["labels"].items()]
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        ports = {port["name"] for port in pods[name]["spec"]["containers"][0]["ports"]}
+        assert endpoint["port"] in ports and endpoint["path"] == "/metrics"
+        scraped.add(name)
+    assert scraped == {"dra-driver-nvidia-gpu-kubelet-plugin", "dra-driver-nvidia-gpu-fleet"}
 
 
 def test_selectors_find_their_pods_and_each_other_not():

@@ -106,7 +106,7 @@ def test_install_use_break_repair_update_and_uninstall(cluster, capsys):
     assert before < {p["metadata"]["uid"] for p in cluster.pods()}
     # Uninstall is refused, and names who is in the way.
     code, out = dra(cluster, capsys, "uninstall-check")
-    assert code == 1 and "claims of gpu.nvidia.com are in use" in out and "used by pod fourth" in out
+    assert code == 1 and "used by pod fourth" in out
     for name in ("third", "fourth"):
         cluster.api.request("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}")
     cluster.delete(EXAMPLE)

@@ -75,6 +75,11 @@ def test_claims_without_our_configuration_are_made_and_the_others_as_the_policy_
     # Ignore: everything is made.
     install(node, policy="Ignore")
     assert node.api.request("POST", CLAIMS, claim("configured", config=BAD))[0] == 201
+    # What is stored can be changed and can end, whatever the policy: only its configuration is looked at.
+    install(node, policy="Fail")
+    stored = node.api.request("GET", f"{CLAIMS}/configured")[1]
+    stored["metadata"] |= {"labels": {"team": "a"}, "finalizers": []}
+    assert node.api.request("PUT", f"{CLAIMS}/configured", stored)[0] == 200
     good, bad = allocate(node, "plain", "gpu-0"), allocate(node, "configured", "gpu-1")
     prepared, refused = call(connection.prepare, [good, bad])
     assert prepared.error == "" and prepared.devices[0].device_name == "gpu-0"

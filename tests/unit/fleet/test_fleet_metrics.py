@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 import urllib.request
+from dataclasses import replace
 
 import pytest
 
+from dra.fleet.election import ElectionTimes
 from dra.fleet.metrics import fleet_samples
 from dra.fleet.process import Fleet, FleetSettings
 from dra.host.paths import HostPaths
@@ -19,6 +22,7 @@ from dra.slices.pool import build_pool
 from dra.slices.taints import Taint
 
 DRIVER = "gpu.nvidia.com"
+QUICK = ElectionTimes(lease=5.0, renew=4.0, retry=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +93,26 @@ def test_they_are_served_beside_the_health(tmp_path, monkeypatch, pool_of):
                 **each,
             },
         )
-    fleet = Fleet(FleetSettings(identity="a", kubeconfig=str(kubeconfig), port=0), parts=())
-    fleet.start()
-    try:
+    server.create("/api/v1/namespaces", {"metadata": {"name": "team"}})
+    settings = FleetSettings(identity="a", namespace="team", kubeconfig=str(kubeconfig), port=0, times=QUICK)
+    replicas = [Fleet(settings, parts=()), Fleet(replace(settings, identity="b"), parts=())]
+
+    def scraped(fleet):
         with urllib.request.urlopen(f"http://127.0.0.1:{fleet.port}/metrics", timeout=30) as answer:
-            text = answer.read().decode()
+            return (
+                'dra_fleet_gpus{product="NVIDIA H100 80GB HBM3",state="free"} 8.0' in answer.read().decode()
+            )
+
+    try:
+        for each in replicas:
+            each.start()
+        end = time.monotonic() + 60
+        while not any(map(scraped, replicas)):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        # The others say nothing: a sum over the replicas is the number of GPUs.
+        assert [scraped(each) for each in replicas].count(True) == 1
     finally:
-        fleet.stop()
+        for each in replicas:
+            each.stop()
         server.stop()
-    assert 'dra_fleet_gpus{product="NVIDIA H100 80GB HBM3",state="free"} 8.0' in text

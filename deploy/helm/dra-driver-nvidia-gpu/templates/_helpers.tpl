@@ -103,6 +103,41 @@ The best version of resource.k8s.io that the cluster serves. Asked for with its 
 {{- join "," $parts }}
 {{- end }}
 
+{{/* Where pods of the image can run at all, and where the user wants them. */}}
+{{- define "dra.nodeSelector" -}}
+{{- toYaml (merge (dict "kubernetes.io/os" "linux") .) }}
+{{- end }}
+
+{{/* Replicas on different nodes, as far as there are some. Needs the root and a component. */}}
+{{- define "dra.spread" -}}
+- maxSkew: 1
+  topologyKey: kubernetes.io/hostname
+  whenUnsatisfiable: ScheduleAnyway
+  labelSelector:
+    matchLabels:
+      {{- include "dra.selectorLabels" .root | nindent 6 }}
+      dra-driver-nvidia-gpu-component: {{ .component }}
+{{- end }}
+
+{{/* One replica after the other when nodes are drained. Needs the root and a component. */}}
+{{- define "dra.disruptionBudget" -}}
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {{ include "dra.fullname" .root }}-{{ .component }}
+  namespace: {{ include "dra.namespace" .root }}
+  labels:
+    {{- include "dra.labels" .root | nindent 4 }}
+spec:
+  maxUnavailable: 1
+  # One that is not ready anyway is in nobody's way.
+  unhealthyPodEvictionPolicy: AlwaysAllow
+  selector:
+    matchLabels:
+      {{- include "dra.selectorLabels" .root | nindent 6 }}
+      dra-driver-nvidia-gpu-component: {{ .component }}
+{{- end }}
+
 {{/* For what touches no hardware. */}}
 {{- define "dra.restricted" -}}
 allowPrivilegeEscalation: false
