@@ -19,9 +19,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from dra.api.claim import ClaimRef
 from dra.kube.client import KubeClient
 from dra.kube.connection import Connection, KubeOptions
+from dra.pb.grpc_health_pb2 import HealthCheckRequest, HealthCheckResponse
+from dra.pb.services import HEALTH_CHECK
 from dra.sim.apiserver import SimApiServer
 from dra.sim.kubelet import SimKubelet, Timings
 from dra.sim.leash import Leash
@@ -46,6 +50,18 @@ def wait_until(condition: Callable[[], Any], *, seconds: float = 60.0, what: str
         if time.monotonic() > end:
             raise AssertionError(f"not within {seconds:g} s: {what or condition}")
         time.sleep(0.01)
+
+
+def probe(port: int, service: str) -> tuple[int, str]:
+    """Ask a daemon's health service as the kubelet's probes do; gives the status and what is missing."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = channel.unary_unary(
+            HEALTH_CHECK.path,
+            request_serializer=HealthCheckRequest.SerializeToString,
+            response_deserializer=HealthCheckResponse.FromString,
+        )
+        response, call = stub.with_call(HealthCheckRequest(service=service), timeout=5)
+        return response.status, dict(call.trailing_metadata()).get("dra-missing", "")
 
 
 class Service:

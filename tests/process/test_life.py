@@ -6,13 +6,11 @@ import threading
 import time
 from datetime import datetime, timedelta
 
-import grpc
 import pytest
 
-from dra.pb.grpc_health_pb2 import HealthCheckRequest, HealthCheckResponse
-from dra.pb.services import HEALTH_CHECK
+from dra.pb.grpc_health_pb2 import HealthCheckResponse
 from dra.sim.kubelet import PrepareError
-from tests.process.harness import DRIVER, FAST, new_uid, wait_until
+from tests.process.harness import DRIVER, FAST, new_uid, probe, wait_until
 from tests.process.invariants import check_invariants, published
 
 
@@ -182,17 +180,6 @@ def test_two_instances_of_a_rolling_update_answer_alike_and_the_slices_stay(node
     assert [slice_["metadata"]["resourceVersion"] for slice_ in node.slices()] == [
         slice_["metadata"]["resourceVersion"] for slice_ in before
     ]
-
-
-def probe(port, service):
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        stub = channel.unary_unary(
-            HEALTH_CHECK.path,
-            request_serializer=HealthCheckRequest.SerializeToString,
-            response_deserializer=HealthCheckResponse.FromString,
-        )
-        response, call = stub.with_call(HealthCheckRequest(service=service), timeout=5)
-        return response.status, dict(call.trailing_metadata()).get("dra-missing", "")
 
 
 def test_without_an_api_server_it_is_alive_registered_and_not_ready_until_that_comes_back(node):

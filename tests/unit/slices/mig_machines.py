@@ -41,7 +41,7 @@ CLASSES = [
             ]
         },
     }
-    for kind in ("gpu", "mig")
+    for kind in ("gpu", "mig", "vfio")
 ]
 
 
