@@ -162,13 +162,20 @@ class Cluster:
     def wait_registered(self, *, times: int = 1) -> None:
         """Wait until the kubelet has registered the running driver (so many times) and its GPUs are in the API."""
         wait_until(
-            lambda: len(self.drivers.process.logged("kubelet_registered_driver")) >= times and self.devices(),
+            lambda: len(self.drivers.process.logged("kubelet_registered_driver")) >= times and self._whole_pool(),
             seconds=60, what="the driver is registered and has published",
         )  # fmt: skip
 
     def wait_published(self) -> dict[str, dict[str, Any]]:
-        """Wait until GPUs are in the API, and give them."""
-        return dict(wait_until(self.devices, seconds=60, what="GPUs are published"))
+        """Wait until all slices of the pool are in the API, and give its GPUs."""
+        return dict(wait_until(self._whole_pool, seconds=60, what="GPUs are published"))
+
+    def _whole_pool(self) -> dict[str, dict[str, Any]]:
+        """Give the GPUs if no slice of the pool is missing: slices are written one after the other."""
+        pools = [item["spec"]["pool"] for item in self.slices() if item["spec"]["driver"] == DRIVER]
+        newest = max((pool["generation"] for pool in pools), default=0)
+        counts = [pool["resourceSliceCount"] for pool in pools if pool["generation"] == newest]
+        return self.devices() if counts and len(counts) == counts[0] else {}
 
     def slices(self) -> list[dict[str, Any]]:
         """The published slices of this node."""
