@@ -31,14 +31,15 @@ class _Client:
     def request(
         self, method: str, target: str, body: Any = None, *, content_type: str = "application/json"
     ) -> tuple[int, Any]:
-        """Make a call; gives status and decoded answer."""
+        """Make a call; gives status and decoded answer, or the text that is not JSON."""
         headers = {"Content-Type": content_type, **self._headers}
         data = None if body is None else json.dumps(body).encode()
         with self._lock:
             self._connection.request(method, target, body=data, headers=headers)
             answer = self._connection.getresponse()
             text = answer.read()
-        return answer.status, json.loads(text) if text else None
+        is_json = "json" in (answer.getheader("Content-Type") or "")
+        return answer.status, json.loads(text) if is_json and text else text.decode() or None
 
     def create(self, collection: str, obj: Json) -> Json:
         """Create an object. RuntimeError: the server refused it."""
@@ -74,21 +75,21 @@ class ApiServerProcess(_Client):
 
 
 class RealApi(_Client):
-    """A real kube-apiserver with etcd, from `KUBEBUILDER_ASSETS`."""
+    """A real kube-apiserver with etcd, from `KUBEBUILDER_ASSETS`; `arguments` are more for kube-apiserver."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *arguments: str) -> None:
         from tests.real_apiserver import ADMIN, real_apiserver
 
         (folder / "api").mkdir()
         self._made = contextlib.ExitStack()
-        self._server = self._made.enter_context(real_apiserver(folder / "api"))
-        context = ssl.create_default_context(cafile=str(self._server.ca_file))
-        connection = http.client.HTTPSConnection("127.0.0.1", self._server.port, context=context)
-        super().__init__(connection, token=self._server.token_of(ADMIN))
+        self.server = self._made.enter_context(real_apiserver(folder / "api", arguments=arguments))
+        context = ssl.create_default_context(cafile=str(self.server.ca_file))
+        connection = http.client.HTTPSConnection("127.0.0.1", self.server.port, context=context)
+        super().__init__(connection, token=self.server.token_of(ADMIN))
 
     def write_kubeconfig(self, path: Path) -> Path:
         """Copy the kubeconfig of an administrator."""
-        return Path(shutil.copy(self._server.admin_kubeconfig, path))
+        return Path(shutil.copy(self.server.admin_kubeconfig, path))
 
     def stop(self) -> None:
         """End both processes."""

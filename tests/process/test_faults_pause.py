@@ -8,31 +8,14 @@ from __future__ import annotations
 import json
 
 import pytest
-import yaml
 
 from dra.api.fraction_pods import rewrite_pod
 from dra.api.fractions import FractionRules
+from tests.process.fleet_leaders import holder, install_policies, reason, replica, say_of_the_node
 from tests.process.harness import DRIVER, RESOURCE_API, new_uid, wait_until
 from tests.process.invariants import check_invariants, expected, published
 
-LEASE = "/apis/coordination.k8s.io/v1/namespaces/default/leases/dra-fleet"
 TEMPLATES = f"{RESOURCE_API}/namespaces/default/resourceclaimtemplates"
-POLICIES = "/apis/gpudra.dev/v1alpha1/gpunodepolicies"
-GPU_NODES = "/apis/gpudra.dev/v1alpha1/gpunodes"
-SHORT = {
-    "dra.fleet.election:ElectionTimes.lease": 2.0,
-    "dra.fleet.election:ElectionTimes.renew": 1.5,
-    "dra.fleet.election:ElectionTimes.retry": 0.1,
-    "dra.fleet.policy_status:PolicyStatus.gather_seconds": 0.2,
-}
-
-
-def replica(node, identity):
-    return node.fleet(identity, "--namespace=default", periods=SHORT)
-
-
-def holder(node):
-    return (node.api.request("GET", LEASE)[1].get("spec") or {}).get("holderIdentity")
 
 
 def pod_with_a_share(node, name, fraction):
@@ -106,39 +89,6 @@ def test_a_replica_that_was_stopped_past_its_lease_sends_nothing_when_it_wakes(n
     assert {"a", "b"} <= {who for who, _, _ in written}
     made = [entry.status for _, _, entry in written if entry.method == "POST" and "templates" in entry.target]
     assert made.count(201) == 3
-
-
-def install_policies(node, root):
-    for path in sorted((root / "crds").glob("*.yaml")):
-        for document in yaml.safe_load_all(path.read_text()):
-            node.api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", document)
-    policy = {
-        "apiVersion": "gpudra.dev/v1alpha1", "kind": "GpuNodePolicy", "metadata": {"name": "p"},
-        "spec": {"gpus": [{"timeSlice": "Short"}]},
-    }  # fmt: skip
-    node.api.create(POLICIES, policy)
-
-
-def say_of_the_node(node, state):
-    body = {
-        "apiVersion": "gpudra.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "node-a"},
-        "status": {
-            "policies": [{"name": "p", "generation": 1}],
-            "gpus": [{"device": "gpu-0", "state": state, "message": state}],
-        },
-    }  # fmt: skip
-    if state == "Waiting":
-        node.api.create(GPU_NODES, {**body, "status": {}})
-    stored = node.api.request("GET", f"{GPU_NODES}/node-a")[1]
-    status, answer = node.api.request(
-        "PUT", f"{GPU_NODES}/node-a/status", {**stored, **body, "metadata": stored["metadata"]}
-    )
-    assert status == 200, answer
-
-
-def reason(node):
-    conditions = node.api.request("GET", f"{POLICIES}/p")[1].get("status", {}).get("conditions") or [{}]
-    return conditions[0].get("reason")
 
 
 @pytest.mark.fault("F44")
