@@ -187,7 +187,8 @@ def _requirements_of(body: Mapping[str, Any]) -> tuple[Requirement, ...] | None:
 
 
 def _as_stored(spec: Any) -> Any:
-    """Give a spec without what is null, and whole numbers as such: the API server takes 2.0 for an integer.
+    """Give a spec without what is null, and whole numbers as such: the API server takes 2.0 for an integer
+    that no rule reads.
 
     In lists a null stays, and is wrong there.
     """

@@ -123,7 +123,10 @@ def _failed(source: str, issues: tuple[Issue, ...]) -> CelCompileError:
 
 
 def native(value: Any, kind: CelType = t.DYN, structs: Structs | None = None) -> Any:
-    """Give the run-time value of a JSON value whose type is `kind`; what does not fit its type stays as it is."""
+    """Give the run-time value of a JSON value whose type is `kind`; what does not fit its type stays as it is.
+
+    A number such as 2.0 where a whole one belongs is a Failure, which whoever reads it meets: so it is on a real server.
+    """
     if kind.kind == "struct" and isinstance(value, dict):
         fields = (structs or {}).get(kind.name, {})
         return {
@@ -139,6 +142,8 @@ def native(value: Any, kind: CelType = t.DYN, structs: Structs | None = None) ->
         return [native(item, inner, structs) for item in value]
     if kind.kind == "double" and type(value) is int:
         return float(value)
+    if kind.kind == "int" and type(value) is float:
+        return Failure("bad_data", "invalid data, expected int, got float64")
     if isinstance(value, str):
         return _text(value, kind)
     return value

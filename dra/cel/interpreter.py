@@ -156,7 +156,8 @@ class Interpreter:
         if value is NONE:
             return False
         try:
-            return isinstance(value, dict) and lookup(value, node.field) is not MISSING
+            found = lookup(value, node.field) if isinstance(value, dict) else MISSING
+            return found if isinstance(found, Failure) else found is not MISSING
         except Failure as failure:
             return failure
 

@@ -58,6 +58,7 @@ TAKEN = {
     "attributes": of(attributes={"rail": {"int": 3}, "rack": {"string": "a"}, "v": {"version": "1.2.3-a"}}),
     "health": of(health={"xids": [{"xid": 48, "effect": "Ignore"}], "temperatureCelsius": 90}),
     "capabilities": of(driverCapabilities=["compute", "graphics"], telemetryIntervalSeconds=1),
+    "whole-double": of(health={"temperatureCelsius": 90.0}),
     "two-groups": {"gpus": [SHORT, {"match": {"uuid": UUID}, **SHORT}]},
 }  # fmt: skip
 REFUSED = {

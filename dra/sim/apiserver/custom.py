@@ -17,6 +17,8 @@ Json = dict[str, Any]
 
 DEFINITIONS = "apiextensions.k8s.io/customresourcedefinitions"
 CLEANUP = "customresourcecleanup.apiextensions.k8s.io"
+# From here on Go writes a double with an exponent.
+_LONG_WRITTEN = 1e21
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,17 @@ def shape(obj: Json, schema: Json, findings: Findings) -> Json:
     body = {k: v for k, v in obj.items() if k not in {"apiVersion", "kind", "metadata"}}
     result.update(_prune(body, {"type": "object", **schema}, "", findings, root=True))
     return result
+
+
+def as_stored(value: Any) -> Any:
+    """Give a value as it comes back from a store of JSON: 2.0 is written as 2."""
+    if isinstance(value, dict):
+        return {key: as_stored(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [as_stored(item) for item in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < _LONG_WRITTEN:
+        return int(value)
+    return value
 
 
 def prune(value: Any, schema: Json, findings: Findings) -> Any:

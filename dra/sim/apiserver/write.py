@@ -22,7 +22,7 @@ from dra.sim.apiserver import apply, bodies, deletion
 from dra.sim.apiserver.admission import Admission
 from dra.sim.apiserver.call import Call, check_write_options, dry_run, options_invalid
 from dra.sim.apiserver.convert import from_storage, to_storage
-from dra.sim.apiserver.custom import shape
+from dra.sim.apiserver.custom import as_stored, shape
 from dra.sim.apiserver.kinds.base import Strategy, keep
 from dra.sim.apiserver.patch import json_patch, merge_patch, strategic_patch
 from dra.sim.apiserver.status import (
@@ -137,6 +137,8 @@ def _store_new(api: Api, call: Call, obj: Json, *, dry: bool) -> Json:
         gone = existing["metadata"].get("deletionTimestamp")
         prefix = "object is being deleted: " if gone else ""
         raise already_exists(resource.plural, resource.group, meta["name"], prefix=prefix)
+    if resource.custom is not None:
+        obj = as_stored(obj)
     if dry:
         return obj
     stored = api.storage.put(resource.key, key, obj)
@@ -305,6 +307,8 @@ def _changed(api: Api, call: Call, new: Json, old: Json, tracker: Any) -> Json:
 
 def _store_changed(api: Api, call: Call, new: Json, old: Json, *, dry: bool) -> tuple[Json, bool]:
     """Store a change, if it is one and not only tried; the second value says whether it is one."""
+    if call.resource.custom is not None:
+        new = as_stored(new)
     if same(new, old):
         return old, False
     if dry:

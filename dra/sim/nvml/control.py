@@ -28,7 +28,9 @@ from dra.sim.nvml.mig_tables import MigTable, mig_table
 from dra.sim.nvml.state import (
     NOT_MIG,
     NVIDIA_DRIVER,
+    ComputeInstance,
     Fault,
+    GpuInstance,
     GpuState,
     NodeState,
     Process,
@@ -293,17 +295,11 @@ class SimControl:
         """
 
         def change(state: NodeState) -> None:
-            for found in state.gpus:
-                for instance in found.instances:
-                    if any(
-                        mig_uuid(found.uuid, instance.gi, part.ci) == wanted for part in instance.computes
-                    ):
-                        if utilization is not None:
-                            instance.utilization = utilization
-                        if utilization_memory is not None:
-                            instance.utilization_memory = utilization_memory
-                        return
-            raise ValueError(f"no MIG device {wanted}")
+            _, instance, _ = _mig_device(state.gpus, wanted)
+            if utilization is not None:
+                instance.utilization = utilization
+            if utilization_memory is not None:
+                instance.utilization_memory = utilization_memory
 
         self._store.update(change)
 
@@ -313,12 +309,8 @@ class SimControl:
         Raises:
             ValueError: there is none.
         """
-        found = self._gpu(self.state, gpu)
-        for instance in found.instances:
-            for part in instance.computes:
-                if mig_uuid(found.uuid, instance.gi, part.ci) == wanted:
-                    return instance.gi, part.ci
-        raise ValueError(f"no MIG device {wanted} on GPU {gpu}")
+        _, instance, part = _mig_device([self._gpu(self.state, gpu)], wanted)
+        return instance.gi, part.ci
 
     def destroy_mig(self, wanted: str) -> None:
         """Take the MIG device with this UUID away by hand.
@@ -328,14 +320,8 @@ class SimControl:
         """
 
         def change(state: NodeState) -> None:
-            for found in state.gpus:
-                for instance in found.instances:
-                    if any(
-                        mig_uuid(found.uuid, instance.gi, part.ci) == wanted for part in instance.computes
-                    ):
-                        found.instances.remove(instance)
-                        return
-            raise ValueError(f"no MIG device {wanted}")
+            found, instance, _ = _mig_device(state.gpus, wanted)
+            found.instances.remove(instance)
 
         self._change(change)
 
@@ -487,3 +473,17 @@ def _error_code(error: str | int | None) -> int:
     if code is None:
         raise ValueError(f"no NVML error {error}")
     return int(code)
+
+
+def _mig_device(gpus: Iterable[GpuState], wanted: str) -> tuple[GpuState, GpuInstance, ComputeInstance]:
+    """Find the MIG device with a UUID.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for found in gpus:
+        for instance in found.instances:
+            for part in instance.computes:
+                if mig_uuid(found.uuid, instance.gi, part.ci) == wanted:
+                    return found, instance, part
+    raise ValueError(f"no MIG device {wanted}")

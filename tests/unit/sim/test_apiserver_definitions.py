@@ -413,3 +413,45 @@ def test_values_are_checked_by_their_schema(server, value: Json, causes: list[tu
         return
     found = [(cause["field"], cause["message"]) for cause in answer["details"]["causes"]]
     assert (status, sorted(found)) == (422, sorted(causes))
+
+
+NUMBERS = {
+    "type": "object",
+    "properties": {
+        "read": {"type": "integer"},
+        "plain": {"type": "integer"},
+        "own": {"type": "integer", "x-kubernetes-validations": rules("self > 0")},
+        "list": {"type": "array", "maxItems": 5, "items": {"type": "integer"}},
+        "share": {"type": "number"},
+    },
+    "x-kubernetes-validations": rules("!has(self.read) || self.read >= 0", "!has(self.list) || self.list.all(n, n > 0)"),
+}  # fmt: skip
+DOUBLE = "invalid data, expected int, got float64 evaluating rule: "
+
+
+@pytest.mark.parametrize(
+    ("value", "field", "message"),
+    [
+        ({"read": 2.0}, "spec", f'"object": {DOUBLE}!has(self.read) || self.read >= 0'),
+        ({"own": 2.0}, "spec.own", f'"integer": {DOUBLE}self > 0'),
+        ({"list": [1, 2.0]}, "spec", f'"object": {DOUBLE}!has(self.list) || self.list.all(n, n > 0)'),
+        ({"list": [0, 2.0]}, "spec", "failed rule: !has(self.list) || self.list.all(n, n > 0)"),
+        ({"plain": 9007199254740994.0}, "spec.plain", '"number": spec.plain in body must be of type integer: "number"'),
+    ],
+)  # fmt: skip
+def test_a_double_where_a_whole_number_belongs_is_refused_by_the_rule_that_reads_it(
+    server, value: Json, field: str, message: str
+) -> None:
+    server.create(DEFINITIONS, definition(NUMBERS))
+    status, answer = make(server, value)
+    assert status == 422
+    first = answer["details"]["causes"][0]
+    assert (first["field"], first["message"]) == (field, f"Invalid value: {message}")
+
+
+def test_a_double_that_no_rule_reads_is_stored_as_the_whole_number_it_is(server) -> None:
+    server.create(DEFINITIONS, definition(NUMBERS))
+    status, answer = make(server, {"plain": 2.0, "share": 3.0})
+    assert (status, str(answer["spec"])) == (201, "{'plain': 2, 'share': 3}")
+    _, changed = change(server, {"spec": {"plain": 4.0}})
+    assert str(changed["spec"]["plain"]) == "4"

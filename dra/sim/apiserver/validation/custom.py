@@ -136,7 +136,7 @@ def _value(value: Any, schema: Json, path: str) -> Iterator[Cause]:
     if value is None and (schema.get("nullable") or not schema.get("type")):
         return
     wanted = schema.get("type")
-    if wanted == "integer" and isinstance(value, float) and value.is_integer():
+    if wanted == "integer" and isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_DOUBLE:
         value = int(value)
     if schema.get("x-kubernetes-int-or-string"):
         if not isinstance(value, (int, str)) or isinstance(value, bool):
@@ -148,7 +148,7 @@ def _value(value: Any, schema: Json, path: str) -> Iterator[Cause]:
     ):
         why = f'{path} in body must be of type {wanted}: "{_word(value)}"'
         yield Cause("FieldValueTypeInvalid", path, f'Invalid value: "{_word(value)}": {why}')
-        if wanted == "integer" and isinstance(value, float):
+        if wanted == "integer" and isinstance(value, float) and not value.is_integer():
             # The library checks numbers a second time, and says so without a field.
             yield bad("<nil>", "", f"Checked value must be of type integer (default format) in {path}")
         return
