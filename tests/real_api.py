@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from http.client import HTTPSConnection
 from typing import Any
@@ -35,19 +36,26 @@ class RealApi:
         return f"t{self._test}.example.com"
 
     def request(
-        self, method: str, target: str, body: Any = None, *, content_type: str = "application/json"
+        self,
+        method: str,
+        target: str,
+        body: Any = None,
+        *,
+        content_type: str = "application/json",
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[int, Any]:
         """Make a call; gives status and decoded answer."""
-        headers = {
+        sent = {
             "Authorization": f"Bearer {self._token}",
             "Content-Type": content_type,
             "Accept": "application/json",
+            **(headers or {}),
         }
         with closing(
             HTTPSConnection("127.0.0.1", self._port, context=self._context, timeout=SECONDS)
         ) as connection:
             text = None if body is None else json.dumps(body).replace("example.com", self._group)
-            connection.request(method, target.replace("example.com", self._group), text, headers)
+            connection.request(method, target.replace("example.com", self._group), text, sent)
             answer = connection.getresponse()
             content = answer.read().decode().replace(self._group, "example.com")
         return answer.status, json.loads(content) if content[:1] == "{" else content
@@ -75,6 +83,8 @@ class RealApi:
         for collection in (
             f"{ADMISSION}/mutatingwebhookconfigurations",
             f"{ADMISSION}/validatingwebhookconfigurations",
+            f"{ADMISSION}/validatingadmissionpolicybindings",
+            f"{ADMISSION}/validatingadmissionpolicies",
             "/api/v1/namespaces/default/configmaps",
             "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims",
             DEFINITIONS,

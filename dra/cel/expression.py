@@ -73,7 +73,7 @@ def compile_expression(
     variables: Mapping[str, CelType],
     *,
     structs: Structs | None = None,
-    results: Iterable[CelType] = (t.BOOL,),
+    results: Iterable[CelType] | None = (t.BOOL,),
 ) -> Expression:
     """Compile an expression.
 
@@ -81,7 +81,7 @@ def compile_expression(
         source: the text.
         variables: the type of each; `dyn` where nothing is known.
         structs: the fields of the struct types among them.
-        results: the types that the whole may have; `dyn` fits always.
+        results: the types that the whole may have, None for any; `dyn` fits always.
 
     Raises:
         CelCompileError: with line and column where there is a place.
@@ -94,7 +94,7 @@ def compile_expression(
         problems = checked.problems or validate(root)
         if problems:
             raise _failed(source, place(source, problems))
-        wanted = list(results)
+        wanted = [checked.kind] if results is None else list(results)
         if checked.kind not in {*wanted, t.DYN, t.ANY}:
             named = " or ".join(map(declared_name, wanted))
             raise CelCompileError(

@@ -18,6 +18,7 @@ from dra.api.versions import NEWEST_KUBERNETES, OLDEST_KUBERNETES
 from dra.errors import ConfigError, DraError
 from dra.plugin.settings import DEFAULT_MIG_MODE
 from dra.sim.apiserver import SimApiServer
+from dra.sim.apiserver.identity import plugin_of
 from dra.sim.cluster_node import DRIVER, TIMINGS, ClusterNode, tail
 from dra.sim.control.loop import ControlPlane
 from dra.sim.in_process import InProcessNodes
@@ -158,11 +159,14 @@ class SimCluster:
         return self
 
     def _start_node(self, name: str, profile: str, root: Path) -> None:
+        own = root / KUBECONFIG
         node = ClusterNode.make(
             name, profile, root,
-            kubeconfig=self.kubeconfig, minor=int(self.version.partition(".")[2]), leash=self._leash,
+            kubeconfig=self.kubeconfig, driver_kubeconfig=own, minor=int(self.version.partition(".")[2]), leash=self._leash,
             arguments=self._plugin_arguments,
         )  # fmt: skip
+        # As on a real cluster the driver's token tells on which node it is: admission policies see that.
+        self.api.write_kubeconfig(own, token=self.api.token_for(plugin_of(name)))
         # Known before anything runs: a signal that ends the start must end its driver too, which would make the files anew.
         self.nodes[name] = node
         node.start_kubelet()

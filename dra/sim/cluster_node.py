@@ -55,17 +55,39 @@ class ClusterNode:
         root: Path,
         *,
         kubeconfig: Path,
+        driver_kubeconfig: Path,
         minor: int,
         leash: Leash,
         arguments: Sequence[str] = (),
     ) -> ClusterNode:
-        """Make the files and a kubelet that is not started. The driver's process comes with `start_driver`."""
+        """Make the files and a kubelet that is not started. The driver's process comes with `start_driver`.
+
+        Args:
+            name: the node's name.
+            profile: its machine.
+            root: the folder for its files.
+            kubeconfig: what the kubelet connects with.
+            driver_kubeconfig: what the driver connects with, as itself.
+            minor: Kubernetes 1.minor.
+            leash: ends the processes with this one.
+            arguments: more of `dra plugin`.
+        """
         machine = SimulatedNode(profile, root, salt=name)
         (root / "var/lib/kubelet/plugins_registry").mkdir(parents=True, exist_ok=True)
         client = KubeClient(Connection(KubeOptions(kubeconfig=str(kubeconfig), user_agent="sim-kubelet")))
         kubelet, loop = _kubelet(name, root, client, minor)
         made = cls(
-            name, profile, root, machine, kubelet, loop, client, leash, kubeconfig, minor, tuple(arguments)
+            name,
+            profile,
+            root,
+            machine,
+            kubelet,
+            loop,
+            client,
+            leash,
+            driver_kubeconfig,
+            minor,
+            tuple(arguments),
         )
         made.keeper = NodeKeeper(profile, root, leash)
         return made

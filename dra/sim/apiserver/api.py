@@ -16,6 +16,7 @@ from dra.sim.apiserver import bodies, deletion, discovery, read, tables, write
 from dra.sim.apiserver.admission import Services
 from dra.sim.apiserver.call import Call, check_write_options
 from dra.sim.apiserver.exchange import Request, Response, dump, text
+from dra.sim.apiserver.identity import ADMIN, User, acting
 from dra.sim.apiserver.kinds import table as kind_table
 from dra.sim.apiserver.kinds.base import Rules, Strategy
 from dra.sim.apiserver.negotiate import Wanted, negotiate
@@ -65,6 +66,8 @@ class Api:
         self.registry = registry
         self.options = options
         self.services = Services(storage.get)
+        # Who comes with a token of his own; whoever else comes in is the administrator.
+        self.users: dict[str, User] = {}
         # Gives what a container of a pod printed; None where nobody runs it.
         self.log_of: Callable[[Json, str], str | None] = lambda _pod, _container: None
         self.stopping = False
@@ -124,15 +127,15 @@ class Api:
             return Response(failure.code, to_yaml(body), "application/yaml", headers=dict(failure.headers))
         return Response(failure.code, dump(body), headers=dict(failure.headers))
 
-    def _user(self, request: Request) -> str:
+    def _user(self, request: Request) -> User:
         given = request.headers.get("authorization", "")
-        token = self.options.token
-        if given.startswith("Bearer "):
-            if token is not None and given.removeprefix("Bearer ").strip() != token:
+        token = given.removeprefix("Bearer ").strip() if given.startswith("Bearer ") else None
+        user = self.users.get(token or "")
+        if user is None:
+            if self.options.token is not None and token != self.options.token:
                 raise unauthorized()
-        elif token is not None:
-            raise unauthorized()
-        return request.headers.get("impersonate-user", "system:admin")
+            user = ADMIN
+        return acting(user, request.headers)
 
     def _route(self, request: Request, warnings: list[str]) -> Response:
         path = request.path
@@ -156,7 +159,7 @@ class Api:
         return self._resource(request, place, resource, user, warnings)
 
     def _resource(
-        self, request: Request, place: Path, resource: Resource, user: str, warnings: list[str]
+        self, request: Request, place: Path, resource: Resource, user: User, warnings: list[str]
     ) -> Response:
         if place.namespace and not resource.namespaced:
             raise no_such_resource()

@@ -8,6 +8,7 @@ from typing import Any
 
 from dra.api.rules.cause import Cause
 from dra.sim.apiserver.exchange import Request
+from dra.sim.apiserver.identity import User
 from dra.sim.apiserver.negotiate import Wanted
 from dra.sim.apiserver.registry import Resource
 from dra.sim.apiserver.status import ApiFailure, bad_request, invalid, not_found
@@ -26,7 +27,7 @@ class Call:
     name: str
     subresource: str
     wanted: Wanted
-    user: str
+    user: User
     warnings: list[str]
     version_given: bool = True
 

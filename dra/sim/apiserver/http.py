@@ -94,7 +94,11 @@ class Connection(BaseHTTPRequestHandler):
     def _exchange(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length) if length else self._chunked_body()
-        headers = {key.lower(): value for key, value in self.headers.items()}
+        headers: dict[str, str] = {}
+        for key, value in self.headers.items():
+            # Groups and what else is told of a user come one a header.
+            several = key.lower().startswith("impersonate-") and key.lower() in headers
+            headers[key.lower()] = f"{headers[key.lower()]}\n{value}" if several else value
         request = Request(self.command, self.path, headers, body)
         watch = request.flag("watch") or "/watch/" in request.path
         fault = self.server.faults.take(request.method, request.target, watch=watch, body=body)

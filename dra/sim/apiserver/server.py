@@ -7,6 +7,7 @@ with SimApiServer() as server:
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from dra.sim.apiserver.exchange import Request, Response
 from dra.sim.apiserver.faults import Faults, RequestLog
 from dra.sim.apiserver.gates import Preset, gates_for, served_dra_versions
 from dra.sim.apiserver.http import Listener
+from dra.sim.apiserver.identity import User
 from dra.sim.apiserver.kinds.custom import follow_definitions
 from dra.sim.apiserver.registry import Registry
 from dra.sim.apiserver.storage import Storage
@@ -155,9 +157,12 @@ class SimApiServer:
         """Where it listens, for example `http://127.0.0.1:34567`."""
         return f"http://{self._host}:{self._port}"
 
-    def write_kubeconfig(self, path: Path | str) -> Path:
-        """Write a kubeconfig (JSON, which is YAML) that points here and give its path."""
-        user: Json = {"token": self._token} if self._token else {}
+    def write_kubeconfig(self, path: Path | str, *, token: str = "") -> Path:
+        """Write a kubeconfig (JSON, which is YAML) that points here and give its path; its user is the administrator, or
+        the one of another token.
+        """
+        token = token or self._token or ""
+        user: Json = {"token": token} if token else {}
         content = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -172,6 +177,12 @@ class SimApiServer:
         target.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         target.chmod(0o600)
         return target
+
+    def token_for(self, user: User) -> str:
+        """Give a token with which requests are made by a user."""
+        token = secrets.token_urlsafe(16)
+        self.api.users[token] = user
+        return token
 
     def serve_service(self, namespace: str, name: str, host: str, port: int) -> None:
         """Say where a Service really listens, so that webhooks configured by `clientConfig.service` are reached."""
@@ -189,14 +200,21 @@ class SimApiServer:
             self._listener.close_connections()
 
     def request(
-        self, method: str, target: str, body: Any = None, *, content_type: str = "application/json"
+        self,
+        method: str,
+        target: str,
+        body: Any = None,
+        *,
+        content_type: str = "application/json",
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[int, Any]:
         """Make a call without a socket (and without faults or log): gives status and decoded answer."""
-        headers = {"accept": "application/json", "user-agent": "sim/1", "content-type": content_type}
+        sent = {key.lower(): value for key, value in (headers or {}).items()}
+        sent |= {"accept": "application/json", "user-agent": "sim/1", "content-type": content_type}
         if self._token:
-            headers["authorization"] = f"Bearer {self._token}"
+            sent.setdefault("authorization", f"Bearer {self._token}")
         raw = b"" if body is None else json.dumps(body).encode()
-        response: Response = self.api.handle(Request(method, target, headers, raw))
+        response: Response = self.api.handle(Request(method, target, sent, raw))
         return response.status, json.loads(response.body) if response.body else None
 
     def create(self, collection: str, obj: Json) -> Json:

@@ -1,4 +1,4 @@
-"""One request's way through the webhooks.
+"""One request's way through the webhooks and the validating policies.
 
 Not simulated: webhooks on subresources other than `status`, conversion webhooks, and that mutating webhooks see what
 built-in admission added. Source: k8s.io/apiserver/pkg/admission/plugin/webhook/{mutating,validating}.
@@ -20,8 +20,9 @@ from dra.sim.apiserver.admission.hooks import (
     as_seen,
     conditions_met,
     hooks_for,
-    selected,
+    selectors_fit,
 )
+from dra.sim.apiserver.admission.policies import check, failure_of, policies_for
 from dra.sim.apiserver.call import Call
 from dra.sim.apiserver.convert import to_storage
 from dra.sim.apiserver.custom import shape
@@ -36,7 +37,7 @@ _OPTIONS = {"CREATE": "CreateOptions", "UPDATE": "UpdateOptions", "DELETE": "Del
 
 
 class Admission:
-    """The webhooks of one request; false if there are none. Must not be used under the storage lock: webhooks may call
+    """The webhooks and policies of one request; false if there are none. Must not be used under the storage lock: webhooks may call
     the server themselves.
     """
 
@@ -44,10 +45,11 @@ class Admission:
         self._api, self._call, self._operation, self._dry = api, call, operation, dry
         self._mutating = hooks_for(api, call, operation, mutating=True)
         self._validating = hooks_for(api, call, operation, mutating=False)
+        self._policies = policies_for(api, call, operation)
 
     def __bool__(self) -> bool:
-        """Whether there is a webhook to ask."""
-        return bool(self._mutating or self._validating)
+        """Whether there is a webhook or a policy to ask."""
+        return bool(self._mutating or self._validating or self._policies)
 
     def mutated(self, new: Json, old: Json | None = None) -> Json:
         """Give the object (as stored) as the mutating webhooks leave it.
@@ -96,13 +98,21 @@ class Admission:
         return to_storage(resource, version, {**shaped, "kind": resource.kind})
 
     def validate(self, new: Json | None, old: Json | None = None) -> None:
-        """Ask the validating webhooks (and, about a deletion, the mutating ones) about an object as it will be stored.
+        """Ask the policies and the validating webhooks (and, about a deletion, the mutating ones first) about an object
+        as it will be stored.
 
         Raises:
             ApiFailure: one denies, or cannot be asked.
         """
-        hooks = self._validating if new is not None else [*self._mutating, *self._validating]
-        for hook in hooks:
+        for hook in self._mutating if new is None else []:
+            self._ask(hook, new, old)
+        denied = []
+        for policy in self._policies:
+            request = self._request(policy.version, new, old)
+            denied += check(self._api, self._call, policy, request, (new, old))
+        if denied:
+            raise failure_of(self._call, self._name(new, old), denied[0])
+        for hook in self._validating:
             self._ask(hook, new, old)
 
     def _ask(self, hook: Hook, new: Json | None, old: Json | None) -> Json | None:
@@ -111,9 +121,9 @@ class Admission:
         Raises:
             ApiFailure: it denies, or cannot be asked.
         """
-        if not selected(self._api, hook, self._call, (new, old)):
+        if not selectors_fit(self._api, hook.config, self._call, (new, old)):
             return None
-        request = self._request(hook, new, old)
+        request = self._request(hook.version, new, old)
         try:
             if not conditions_met(hook, request):
                 return None
@@ -144,7 +154,11 @@ class Admission:
             403, "Forbidden", f'failed evaluating match conditions of webhook "{hook.name}": {why}'
         )
 
-    def _request(self, hook: Hook, new: Json | None, old: Json | None) -> Json:
+    def _name(self, new: Json | None, old: Json | None) -> str:
+        return self._call.name or str(((new or old or {}).get("metadata") or {}).get("name") or "")
+
+    def _request(self, seen: str, new: Json | None, old: Json | None) -> Json:
+        """Give the AdmissionRequest for who sees objects in version `seen`."""
         call = self._call
         resource = call.resource
 
@@ -154,17 +168,17 @@ class Admission:
         def of(version: str) -> Json:
             return {"group": resource.group, "version": version, "resource": resource.plural}
 
-        name = call.name or ((new or old or {}).get("metadata") or {}).get("name") or ""
+        name = self._name(new, old)
         request: Json = {
             "uid": str(uuid.uuid4()),
-            "kind": kind(hook.version),
-            "resource": of(hook.version),
+            "kind": kind(seen),
+            "resource": of(seen),
             "requestKind": kind(call.version),
             "requestResource": of(call.version),
             "operation": self._operation,
-            "userInfo": {"username": call.user, "groups": ["system:masters", "system:authenticated"]},
-            "object": copy.deepcopy(as_seen(call, hook.version, new)),
-            "oldObject": copy.deepcopy(as_seen(call, hook.version, old)),
+            "userInfo": call.user.to_json(),
+            "object": copy.deepcopy(as_seen(call, seen, new)),
+            "oldObject": copy.deepcopy(as_seen(call, seen, old)),
             "dryRun": self._dry,
             "options": self._options(),
         }

@@ -57,31 +57,46 @@ def hooks_for(api: Api, call: Call, operation: str, *, mutating: bool) -> list[H
     key = MUTATING if mutating else VALIDATING
     for configuration in api.storage.snapshot(key)[1].values():
         for config in configuration.get("webhooks") or []:
-            version = _version(config, call, operation)
+            version = rules_version(config.get("rules"), config, call, operation)
             if version is not None:
                 found.append(Hook(config["name"], config, version, mutating))
     return found
 
 
-def _version(config: Json, call: Call, operation: str) -> str | None:
-    """Give the version in which a webhook wants to see the object, None if its rules do not fit."""
-    rules = config.get("rules") or []
-    if any(_rule_fits(rule, call, operation, call.version) for rule in rules):
+def rules_version(rules: list[Json] | None, config: Json, call: Call, operation: str) -> str | None:
+    """Give the version in which who has these rules wants to see the object, None if they do not fit.
+
+    Args:
+        rules: those of a webhook, or the resource rules of a policy.
+        config: where its `matchPolicy` stands.
+        call: the request.
+        operation: CREATE, UPDATE or DELETE.
+    """
+    if any(_rule_fits(rule, call, operation, call.version) for rule in rules or []):
         return call.version
     if config.get("matchPolicy") == "Exact":
         return None
     for version in call.resource.versions:
-        if any(_rule_fits(rule, call, operation, version) for rule in rules):
+        if any(_rule_fits(rule, call, operation, version) for rule in rules or []):
             return version
     return None
+
+
+def excluded(config: Json, call: Call, operation: str, version: str) -> bool:
+    """Whether the exclude rules of a policy or binding take a request out again."""
+    return any(
+        _rule_fits(rule, call, operation, version) for rule in config.get("excludeResourceRules") or []
+    )
 
 
 def _rule_fits(rule: Json, call: Call, operation: str, version: str) -> bool:
     resource = call.resource
     scope = rule.get("scope") or "*"
     wanted = f"{resource.plural}/{call.subresource}" if call.subresource else resource.plural
+    names = rule.get("resourceNames")
     return (
-        (scope == "*" or (scope == "Namespaced") == resource.namespaced)
+        (not names or call.name in names)
+        and (scope == "*" or (scope == "Namespaced") == resource.namespaced)
         and _among(operation, rule.get("operations"))
         and _among(resource.group, rule.get("apiGroups"))
         and _among(version, rule.get("apiVersions"))
@@ -103,26 +118,27 @@ def _resource_fits(pattern: str, wanted: str) -> bool:
     return left in {"*", plural} and (right == "*" or (right == subresource and bool(subresource)))
 
 
-def selected(api: Api, hook: Hook, call: Call, objects: Iterable[Json | None]) -> bool:
-    """Whether the selectors of a webhook take an object (any of the new and the old one)."""
+def selectors_fit(api: Api, config: Json, call: Call, objects: Iterable[Json | None]) -> bool:
+    """Whether the selectors of a webhook or policy take an object (any of the new and the old one)."""
     present = [obj for obj in objects if obj is not None]
-    wanted = hook.config.get("objectSelector") or {}
-    if not any(_labels_fit(wanted, _labels(obj)) for obj in present):
+    wanted = config.get("objectSelector") or {}
+    if not any(labels_fit(wanted, _labels(obj)) for obj in present):
         return False
-    wanted = hook.config.get("namespaceSelector") or {}
+    wanted = config.get("namespaceSelector") or {}
     if call.resource.key == "/namespaces":
-        return any(_labels_fit(wanted, _labels(obj)) for obj in present)
+        return any(labels_fit(wanted, _labels(obj)) for obj in present)
     if not call.resource.namespaced:
         return True
     namespace = api.storage.get("/namespaces", ("", call.namespace))
-    return _labels_fit(wanted, _labels(namespace or {}))
+    return labels_fit(wanted, _labels(namespace or {}))
 
 
 def _labels(obj: Json) -> Json:
     return (obj.get("metadata") or {}).get("labels") or {}
 
 
-def _labels_fit(selector: Json, labels: Mapping[str, str]) -> bool:
+def labels_fit(selector: Json, labels: Mapping[str, str]) -> bool:
+    """Whether a label selector takes these labels."""
     for key, value in (selector.get("matchLabels") or {}).items():
         if labels.get(key) != value:
             return False

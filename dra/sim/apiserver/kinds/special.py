@@ -172,10 +172,7 @@ def rules_review(api: Api, call: Call, verb: str) -> Response:
 
 def self_review(api: Api, call: Call, verb: str) -> Response:
     """Say who the client is."""
-    groups = ["system:authenticated"]
-    if call.user == "system:admin":
-        groups.insert(0, "system:masters")
-    status = {"userInfo": {"username": call.user, "groups": groups}}
+    status = {"userInfo": call.user.to_json()}
     body = {"kind": call.resource.kind, "apiVersion": call.group_version}
     return api.encode(call, 201, {**body, "metadata": {"creationTimestamp": api.now()}, "status": status})
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dra.sim.apiserver.call import Call
 from dra.sim.apiserver.exchange import Response
-from dra.sim.apiserver.kinds import core, custom, dra, pods, special, webhooks, workloads
+from dra.sim.apiserver.kinds import core, custom, dra, pods, policies, special, webhooks, workloads
 from dra.sim.apiserver.kinds.base import Rules, Strategy
 from dra.sim.apiserver.registry import DRA, Resource
 from dra.sim.apiserver.status import ApiFailure
@@ -28,6 +28,8 @@ _STRATEGIES: dict[str, type[Strategy]] = {
     "/secrets": core.SecretStrategy,
     "admissionregistration.k8s.io/mutatingwebhookconfigurations": webhooks.WebhookStrategy,
     "admissionregistration.k8s.io/validatingwebhookconfigurations": webhooks.WebhookStrategy,
+    "admissionregistration.k8s.io/validatingadmissionpolicies": policies.PolicyStrategy,
+    "admissionregistration.k8s.io/validatingadmissionpolicybindings": policies.BindingStrategy,
     "coordination.k8s.io/leases": core.LeaseStrategy,
     "apps/deployments": workloads.WorkloadStrategy,
     "apps/replicasets": workloads.WorkloadStrategy,
