@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from dra.errors import DeviceError, DraError
 from dra.host.processes import Running
+from dra.host.programs import ProgramEnd
 from dra.mps.launcher import Launcher, clear_pipe, last_words
 from dra.prepare.sharing.mps_folders import make_folders
 from dra.prepare.sharing.mps_model import DaemonFolders, DaemonSpec
@@ -72,42 +73,51 @@ class Control:
             started(running)
             self.launcher.go(child)
             self._wait_ready(spec, folders, running)
-            self.set_limits(spec, folders)
         except BaseException:
             self.end(running)
             raise
         return running
 
     def set_limits(self, spec: DaemonSpec, folders: DaemonFolders) -> None:
-        """Tell a daemon its defaults.
+        """Tell a daemon that runs its defaults.
 
         Raises:
             DeviceError: DRA-MPS-LIMITS: it does not take them; retryable.
         """
         commands = spec.commands()
-        if not commands:
-            return
-        end = self.launcher.ask(folders, commands, seconds=self.timings.command)
+        if commands:
+            self._check_limits(spec, self.launcher.ask(folders, commands, seconds=self.timings.command))
+
+    @staticmethod
+    def _check_limits(spec: DaemonSpec, end: ProgramEnd) -> None:
         # The front-end says what is wrong and ends as if nothing were.
         complaint = any(word in end.output.lower() for word in ("invalid", "error", "fail", "unknown"))
         if end.status != 0 or complaint:
             raise DeviceError(
                 "DRA-MPS-LIMITS",
-                f"MPS daemon {spec.id} does not take its limits ({'; '.join(commands)}): {end.words or end.status}",
+                f"MPS daemon {spec.id} does not take its limits ({'; '.join(spec.commands())}): {end.words or end.status}",
                 remedy="Check the limits against the devices; the NVIDIA driver must be 470 or newer for limits of memory.",
                 retryable=True,
                 daemon=spec.id,
             )
 
-    def answers(self, folders: DaemonFolders) -> bool:
-        """Whether a daemon answers. Source: the readiness of NVIDIA's device plugin asks the same."""
-        end = self.launcher.ask(
-            folders, ("get_default_active_thread_percentage",), seconds=self.timings.command
-        )
+    def _is_ready(self, spec: DaemonSpec, folders: DaemonFolders) -> bool:
+        """Whether a daemon answers; it is given its limits in the same talk, for each talk costs a process.
+
+        Source: the readiness of NVIDIA's device plugin asks the same.
+
+        Raises:
+            DeviceError: DRA-MPS-LIMITS: it answers and does not take them; retryable.
+        """
+        commands = ("get_default_active_thread_percentage", *spec.commands())
+        end = self.launcher.ask(folders, commands, seconds=self.timings.command)
         try:
-            return end.status == 0 and float(end.output.split()[0]) > 0
+            answers = float(end.output.split()[0]) > 0
         except (ValueError, IndexError):
             return False
+        if answers:
+            self._check_limits(spec, end)
+        return answers
 
     def stop(self, running: Running, folders: DaemonFolders) -> bool:
         """End a daemon and its servers: politely, then not; whether it has ended."""
@@ -136,9 +146,11 @@ class Control:
         while True:
             if running.wait(pause):
                 raise self._failed(spec, folders, "it ended")
-            # Nothing in the directory: it does not listen yet, and asking costs a process.
-            if any(os.scandir(folders.pipe)) and self.answers(folders):
-                return
+            # Nothing in the directory: it does not listen yet. Looking costs nothing, asking costs a process.
+            if any(os.scandir(folders.pipe)):
+                if self._is_ready(spec, folders):
+                    return
+                pause = min(pause * 2, _LONGEST_PAUSE)
             if time.monotonic() >= deadline:
                 raise DeviceError(
                     "DRA-MPS-DAEMON-SLOW",
@@ -148,7 +160,6 @@ class Control:
                     retryable=True,
                     daemon=spec.id,
                 )
-            pause = min(pause * 2, _LONGEST_PAUSE)
 
     @staticmethod
     def _failed(spec: DaemonSpec, folders: DaemonFolders, what: str) -> DeviceError:

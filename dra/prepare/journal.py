@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dra.errors import DraError
+from dra.errors import DraError, HostError
 from dra.prepare import steps
 from dra.prepare.effects import Effect, EffectCatalog, WriteCdi, journal_entry, knows_outcome, outcome_of
 from dra.prepare.model import Step
-from dra.prepare.record import JournalEntry, Record
+from dra.prepare.record import Record
 from dra.prepare.store import RecordStore
 from dra.telemetry.log import error_fields, get_logger
 
@@ -55,19 +55,38 @@ class Journal:
             raise
 
     def undo(self, record: Record, *, prefix: str = steps.UNDO) -> None:
-        """Undo all effects, the last one first; each is struck from the record once it is undone.
+        """Undo all effects, the last one first.
+
+        Undoing again does no harm, so that after a crash it is all done once more. Until the record goes, or is written,
+        its effects count as held, and nobody else ends what they have in common. Struck at once is what was made and is
+        gone: somebody's hand may make one that cannot be told from it.
 
         Raises:
-            DraError: of the effect that could not be undone; it and those before it are still in the record.
+            DraError: of the effect that could not be undone; it and those before it are still in the record, no others.
         """
-        for index in reversed(range(len(record.journal))):
-            entry = record.journal[index]
-            self._step(f"{prefix}:effect-undoing:{index}")
-            self._undo_entry(record, entry)
-            self._step(f"{prefix}:effect-undone:{index}")
-            record = record.without_entry(entry)
-            if record.journal:
-                self._store.put(record, fsync=False)
+        left = written = record
+        try:
+            for index in reversed(range(len(record.journal))):
+                entry = record.journal[index]
+                self._step(f"{prefix}:effect-undoing:{index}")
+                effect = self._catalog.revive(entry)
+                self._undo_effect(left, effect)
+                self._step(f"{prefix}:effect-undone:{index}")
+                left = left.without_entry(entry)
+                if left.journal and entry.outcome and not knows_outcome(effect):
+                    self._store.put(left, fsync=False)
+                    written = left
+        except Exception:
+            if left != written:
+                self._strike(left)
+            raise
+
+    def _strike(self, left: Record) -> None:
+        try:
+            self._store.put(left, fsync=False)
+        except HostError as error:
+            # What matters is why an effect could not be undone; the others are undone again with it.
+            self._log.warning("record_not_struck", claim_uid=left.ref.uid, **error_fields(error))
 
     def _first(self, work: _Work, effects: Sequence[Effect]) -> Record:
         """Carry out all effects, the spec last, with two writes of the record, or one where there is only the spec.
@@ -162,13 +181,12 @@ class Journal:
         keys = {journal_entry(effect).key for effect in effects}
         for entry in reversed(previous.journal):
             if entry.key not in keys:
-                self._undo_entry(previous, entry)
+                self._undo_effect(previous, self._catalog.revive(entry))
                 previous = previous.without_entry(entry)
                 self._store.put(previous, fsync=False)
         return previous
 
-    def _undo_entry(self, record: Record, entry: JournalEntry) -> None:
-        effect = self._catalog.revive(entry)
+    def _undo_effect(self, record: Record, effect: Effect) -> None:
         if effect.ends_with_boot and record.boot_id != self._boot_id:
             return
         if effect.shared_resource is not None and self._others_hold(record, effect):

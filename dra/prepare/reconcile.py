@@ -6,6 +6,7 @@ makes what is not there. Nothing here reads the API.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -104,7 +105,8 @@ class Reconciler:
             shares=self._ports.shares,
             passthrough=look_at_functions(view, inventory, previous, state=state, ports=self._ports),
         )
-        context = SharingContext(ref, self._open_effects, inventory.cuda_version)
+        # One look at the journals for all that ask.
+        context = SharingContext(ref, functools.cache(self._open_effects), inventory.cuda_version)
         return plan_prepare(view, node, context, holder=holder)
 
     def _carry_out(

@@ -31,11 +31,15 @@ class Calls:
     def __init__(self, node: Node, connection: Any) -> None:
         self._node, self._connection, self._made = node, connection, 0
 
-    def claims(self, devices: Iterable[str], *, shared: bool = False) -> list[dict[str, Any]]:
-        """Make a claim for each device; `shared`: each has a share of its device."""
+    def claims(
+        self, devices: Iterable[str], *, shared: bool = False, consumed: dict[str, str] | None = None
+    ) -> list[dict[str, Any]]:
+        """Make a claim for each device; `shared`: each has a share of its device, with these amounts."""
         self._made += 1
         return [
-            self._node.claim(f"c{self._made}-{index}", device, share=str(uuid.uuid4()) if shared else "")
+            self._node.claim(
+                f"c{self._made}-{index}", device, share=str(uuid.uuid4()) if shared else "", consumed=consumed
+            )
             for index, device in enumerate(devices)
         ]
 
@@ -62,12 +66,17 @@ class Calls:
         return taken
 
     def single(
-        self, rounds: int, device: str = "gpu-0", *, shared: bool = False
+        self,
+        rounds: int,
+        device: str = "gpu-0",
+        *,
+        shared: bool = False,
+        consumed: dict[str, str] | None = None,
     ) -> tuple[list[float], list[float]]:
         """One claim after the other."""
         prepared, unprepared = [], []
         for _ in range(rounds):
-            claims = self.claims([device], shared=shared)
+            claims = self.claims([device], shared=shared, consumed=consumed)
             prepared.append(self.prepare(claims))
             unprepared.append(self.unprepare(claims))
             self.remove(claims)

@@ -13,7 +13,7 @@ from tests.process.harness import DRIVER, wait_until
 
 def figures(rounds: int) -> list[Figure]:
     """Measure on a node with partitions on demand, and on one with metrics; some seconds each."""
-    return [*_partitions(rounds), *_shares_and_scrapes(rounds)]
+    return [*_partitions(rounds), *_shares_and_scrapes(rounds), *_held_shares(rounds)]
 
 
 def _partitions(rounds: int) -> list[Figure]:
@@ -71,4 +71,24 @@ def _shares_and_scrapes(rounds: int) -> list[Figure]:
         Figure("prepare, a share of a GPU that others use, p50", percentile(shared, 50), "ms", 5, "-"),
         Figure("scrape, 8 GPUs and 8 claims, p50", percentile(scrapes, 50), "ms", 100, "-"),
         Figure("page of that scrape", size / 1024, "KiB", 256, "-"),
+    ]
+
+
+def _held_shares(rounds: int) -> list[Figure]:
+    """Measure shares that the card's MPS daemon holds; it runs already, so that its start does not count."""
+    node = BenchNode()
+    try:
+        node.keeper()
+        node.daemon("--log-level", "info", "--sharing=100/cooperative")
+        connection = node.kubelet().wait_registered(DRIVER, timeout_seconds=60)
+        node.wait_published()
+        calls = Calls(node, connection)
+        calls.prepare(calls.claims(["gpu-0"], shared=True, consumed={"shares": "1"}))
+        calls.single(5, shared=True, consumed={"shares": "1"})
+        made, gone = calls.single(rounds, shared=True, consumed={"shares": "1"})
+    finally:
+        node.close()
+    return [
+        Figure("prepare, a share held by the card's MPS daemon, p50", percentile(made, 50), "ms", 8, "-"),
+        Figure("unprepare, a share held by the card's MPS daemon, p50", percentile(gone, 50), "ms", 5, "-"),
     ]

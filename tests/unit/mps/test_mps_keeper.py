@@ -11,6 +11,7 @@ from keeper_rig import GPU, spec, until
 
 from dra.errors import DraError
 from dra.host.processes import start_ticks
+from dra.mps.launcher import Launcher
 
 LIMITS = {"active_thread_percentage": 25, "pinned_memory_mib": {GPU: 10240}}
 
@@ -37,6 +38,31 @@ def test_a_daemon_has_exactly_the_limits_that_were_asked_for(rig):
     assert (found.ready, found.pid, found.spec) == (True, start["pid"], spec(**LIMITS, multi_user=True))
     # A session of its own: whatever ends the keeper does not end it.
     assert os.getsid(found.pid) == found.pid
+
+
+def test_a_daemon_is_asked_and_told_in_one_talk(rig, monkeypatch):
+    """Each talk is a process of the driver's front-end."""
+    talks = []
+    real = Launcher.ask
+
+    def ask(self, folders, commands, **more):
+        end = real(self, folders, commands, **more)
+        if end.status == 0:  # else it does not listen yet
+            talks.append([each.partition(" ")[0] for each in commands])
+        return end
+
+    monkeypatch.setattr(Launcher, "ask", ask)
+    rig.keeper()
+    rig.client.ensure(spec(**LIMITS))
+    assert talks == [
+        [
+            "get_default_active_thread_percentage",
+            "set_default_active_thread_percentage",
+            "set_default_device_pinned_mem_limit",
+        ]
+    ]
+    rig.client.ensure(spec(**LIMITS))
+    assert len(talks) == 1
 
 
 def test_a_daemon_without_limits_is_told_nothing(rig):

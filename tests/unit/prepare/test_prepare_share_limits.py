@@ -13,6 +13,7 @@ from dra.prepare.sharing.enforce import ShareEnforcer
 from dra.prepare.sharing.mps import DaemonStatus, MpsDaemon, MpsPlanner, card_daemon_id
 from tests.unit.prepare.prepare_fakes import FakeRenderer, Killed, Node, make_gpu, opaque, result
 from tests.unit.prepare.sharing_node import SharingNode
+from tests.unit.prepare.test_prepare_costs import Disk
 
 # 80 GiB in the fakes.
 TOTAL_MIB = 80 * 1024
@@ -146,6 +147,29 @@ def test_containers_see_their_amounts_and_their_own_daemon_only(rig):
     assert (made.env(two)["GPUDRA_SHARE_MEMORY_MIB"], made.env(two)["GPUDRA_SHARE_PERCENT"]) == ("6144", "50")
     assert set(made.mounts(one)) == {"/dev/shm", env["CUDA_MPS_PIPE_DIRECTORY"]}
     assert not set(made.mounts(one).values()) & set(made.mounts(two).values())
+
+
+def test_a_share_on_a_card_in_use_costs_one_sync_three_files_and_one_question_to_the_keeper(rig, monkeypatch):
+    made = rig()
+    made.node.prepared(made.claim(1))
+    ref = made.claim(2)
+    asked, modes = [], []
+    for name in ("ensure", "status", "stop"):
+        real = getattr(made.keeper, name)
+        monkeypatch.setattr(
+            made.keeper, name, lambda what, name=name, real=real: (asked.append(name), real(what))[1]
+        )
+    real_get = made.modes.get
+    monkeypatch.setattr(made.modes, "get", lambda uuid: (modes.append(uuid), real_get(uuid))[1])
+    disk = Disk(monkeypatch)
+    made.node.prepared(ref)
+    # The record before and after, and the spec. What the GPU had before is in the other claim's record.
+    assert disk.taken() == {"new": 3, "rename": 3, "fsync": 1, "lock": 3}
+    assert (asked, len(modes)) == (["ensure"], 1)
+    made.node.unprepare(ref)
+    # The record says that it ends; then it, the spec and the claim's lock go.
+    assert disk.taken() == {"new": 1, "rename": 1, "unlink": 3, "lock": 3}
+    assert (asked, len(modes)) == (["ensure", "stop"], 1)
 
 
 def test_the_claim_is_told_what_holds(rig):

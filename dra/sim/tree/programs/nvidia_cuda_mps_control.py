@@ -58,6 +58,8 @@ class Daemon:
         self.ends = False
         self._log = Path(os.environ.get("CUDA_MPS_LOG_DIRECTORY", "/var/log/nvidia-mps")) / "control.log"
         self._lock = threading.Lock()
+        # A command that ends it wakes the loop up.
+        self._woken, self._wakes = socket.socketpair()
 
     def run(self) -> int:
         """Serve until it is told to quit."""
@@ -79,7 +81,7 @@ class Daemon:
         listener.listen(8)
         Path("nvidia-cuda-mps-control.pid").write_text(f"{os.getpid()}\n")
         while not self.ends and lives(directory):
-            if select.select([listener], [], [], 0.5)[0]:
+            if listener in select.select([listener, self._woken], [], [], 0.5)[0]:
                 connection, _ = listener.accept()
                 threading.Thread(target=self.serve, args=(connection,), daemon=True).start()
         self.record("end", pid=os.getpid())
@@ -122,6 +124,7 @@ class Daemon:
             return ""
         if command == "quit":
             self.ends = True
+            self._wakes.send(b"quit")
             return ""
         return f"Unknown command {command}"
 
