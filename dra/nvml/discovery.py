@@ -68,6 +68,8 @@ class Discovery:
             # Plugged in, or given back by a virtual machine, since the session was opened: NVML knows only what
             # it counted then. Tried once for each.
             self._session.reopen("new GPU")
+            # One may have gone in the meantime (to a virtual machine): it is tried again when it is back.
+            kernel = kernel_gpus(self._paths)
             facts, self._sought = self._scan(kernel, wake=wake, profiles=profiles)
         return facts
 

@@ -36,6 +36,8 @@ CALL_SECONDS = 20.0
 INIT_SECONDS = 25.0
 LINGER_SECONDS = 5.0
 RELEASE_SECONDS = 5.0
+# An event wait takes a second.
+REOPEN_SECONDS = 3.0
 # How long a call waits for the end of a pause: the kernel may take so long to take a GPU from a driver.
 PAUSE_SECONDS = 20.0
 _IDLE, _CLOSED = "idle", "closed"
@@ -228,16 +230,15 @@ class NvmlSession:
                 self._end(opened, why="changed")
         return self._ensure_open().generation != before
 
-    def reopen(self, reason: str) -> None:
+    def reopen(self, reason: str, *, timeout_seconds: float = REOPEN_SECONDS) -> None:
         """Close the session, so that the next call opens it anew: NVML counts its GPUs only when it is opened.
 
-        Holders keep their hold; what they registered is gone, as their next call tells them (SESSION-LOST, or
-        another generation).
+        Calls that run are waited for: the library is one for the whole process, and as long as any call is in it, opening
+        it again counts nothing. One that is stuck is left where it is after the timeout. For holders see `paused`.
         """
-        with self._changed:
-            opened = self._opened
-        if opened is not None:
-            self._end(opened, why=reason)
+        with self.paused(reason, timeout_seconds=timeout_seconds) as clean:
+            if not clean:
+                self._log.warning("nvml_reopened_beside_a_call", reason=reason)
 
     def _ensure_open(self) -> Opened:
         while True:
@@ -339,7 +340,10 @@ class NvmlSession:
 
     def close(self) -> None:
         """Close the session; the next call opens it again."""
-        self.reopen(_CLOSED)
+        with self._changed:
+            opened = self._opened
+        if opened is not None:
+            self._end(opened, why=_CLOSED)
         self._lanes.close()
 
     # Holding and letting go
@@ -375,49 +379,50 @@ class NvmlSession:
         Holders are told, running calls may finish; nothing is opened again until `resume`. False after the
         timeout: a call is stuck in the driver, or a holder did not leave.
         """
+        end = time.monotonic() + timeout_seconds
         with self._changed:
             self._released = reason
-        return self._let_go(reason, timeout_seconds)
+            for hold in self._holds:
+                hold.let_go.set()
+
+        def free() -> bool:
+            return not self._holds and (self._opened is None or self._opened.users == 0)
+
+        with self._changed:
+            clean = self._changed.wait_for(free, timeout_seconds)
+        return self._close(reason, end) and clean
 
     @contextlib.contextmanager
     def paused(self, reason: str, *, timeout_seconds: float = RELEASE_SECONDS) -> Iterator[bool]:
         """Let go of the driver while the block runs, which must be short: a GPU that is open keeps its kernel driver.
 
-        Holders are told and hold again afterwards; whoever else wants something waits for the end of the block. Gives
-        whether no device node is open any more; False after the timeout, as `release`.
+        Whoever wants something waits for the end of the block. Holders keep their hold; what they registered is gone, as
+        their next call tells them (SESSION-LOST, or another generation). Gives whether no device node is open any more;
+        False after the timeout: a call is stuck in the driver.
         """
+        end = time.monotonic() + timeout_seconds
         with self._changed:
             self._pauses += 1
         try:
-            yield self._let_go(reason, timeout_seconds)
+            yield self._close(reason, end)
         finally:
             with self._changed:
                 self._pauses -= 1
                 self._changed.notify_all()
 
-    def _let_go(self, reason: str, timeout_seconds: float) -> bool:
-        """Close the session, whoever holds it; whether that was done in time."""
-        end = time.monotonic() + timeout_seconds
-        with self._changed:
-            for hold in self._holds:
-                hold.let_go.set()
+    def _close(self, reason: str, end: float) -> bool:
+        """Close the session once no call is in it; whether that was done before `end`, by `time.monotonic`."""
         # An opening that is under way sees the request when it is done, and closes again.
-        if not self._opening.acquire(timeout=timeout_seconds):
+        if not self._opening.acquire(timeout=max(0.0, end - time.monotonic())):
             return False
         self._opening.release()
         with self._changed:
             opened = self._opened
-
-            def free() -> bool:
-                return not self._holds and (opened is None or opened.users == 0)
-
-            self._changed.wait_for(free, max(0.0, end - time.monotonic()))
-            clean = free()
         if opened is not None:
             self._end(opened, why=reason)
         with self._changed:
             leaving = tuple(self._leaving)
-        return clean and all(each.shut_down.wait(max(0.05, end - time.monotonic())) for each in leaving)
+        return all(each.shut_down.wait(max(0.05, end - time.monotonic())) for each in leaving)
 
     def resume(self) -> None:
         """Allow opening again after `release`."""

@@ -73,7 +73,7 @@ class Daemon:
         self.inventory = parts.inventory_of(self)
         self.sharing = parts.sharing_for(self)
         self.partitions = MigPort(self.session, self.hardware)
-        self.passthrough = PassthroughPort(machine.paths, self.session)
+        self.passthrough = PassthroughPort(machine.paths, self.session, kernel=machine.kernel)
         self.engine = parts.engine_of(self)
         self.mps_watch = MpsWatch(self.sharing.keeper, self.engine, self.notices.notify)
         self.sharing.keeper.in_use = self.mps_watch.begin

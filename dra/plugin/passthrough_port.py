@@ -17,6 +17,7 @@ from dra.telemetry.log import get_logger
 from dra.values import PciAddress
 
 if TYPE_CHECKING:
+    from dra.host.kernel import HostKernel
     from dra.host.open_files import Holder
     from dra.host.pci_binding import PciBus, PciFunction
 
@@ -32,20 +33,27 @@ class PassthroughPort:
     Args:
         paths: where the node's files are.
         session: NVML.
+        kernel: what binds functions and loads modules; None: this machine's.
         release_seconds: how long closing the session may take.
     """
 
     def __init__(
-        self, paths: HostPaths, session: NvmlSession, *, release_seconds: float = RELEASE_SECONDS
+        self,
+        paths: HostPaths,
+        session: NvmlSession,
+        *,
+        kernel: HostKernel | None = None,
+        release_seconds: float = RELEASE_SECONDS,
     ) -> None:
-        self._paths, self._session, self._release_seconds = paths, session, release_seconds
+        self._paths, self._session, self._kernel = paths, session, kernel
+        self._release_seconds = release_seconds
 
     @functools.cached_property
     def _bus(self) -> PciBus:
         # Loaded with the first claim that needs it: most nodes never do.
         from dra.host.pci_binding import PciBus
 
-        return PciBus(self._paths)
+        return PciBus(self._paths, self._kernel)
 
     def function(self, address: PciAddress) -> PciFunction:
         """Give a function as it is now."""

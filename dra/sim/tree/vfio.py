@@ -42,8 +42,13 @@ def sync_vfio(root: Path, facts: NodeFacts, *, real: bool | None) -> None:
         groups.mkdir(parents=True, exist_ok=True)
     else:
         shutil.rmtree(groups, ignore_errors=True)
+    drivers = sys / "bus/pci/drivers"
     for driver in facts.vfio_drivers:
-        (sys / "bus/pci/drivers" / driver).mkdir(parents=True, exist_ok=True)
+        (drivers / driver).mkdir(parents=True, exist_ok=True)
+    for gone in drivers.glob("*vfio*"):
+        if gone.name not in facts.vfio_drivers:
+            # A reboot unloads what nobody loads at boot.
+            shutil.rmtree(gone)
     nodes: dict[str, tuple[int, int]] = {"iommu": (_MISC, _IOMMU_MINOR)} if facts.iommufd else {}
     if facts.vfio_drivers:
         nodes["vfio/vfio"] = (_MISC, _VFIO_MINOR)

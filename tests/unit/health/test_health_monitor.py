@@ -117,7 +117,7 @@ def test_events_go_on_after_the_session_was_lost(watch):
     before = on.session.state.generation
     on.session.reopen("a new GPU")
     on.until(lambda: on.session.state.generation > before, "another session")
-    on.wait_watched(4)
+    on.until(lambda: on.control.count_calls().get("nvmlDeviceRegisterEvents", 0) >= 8, "another event set")
     on.control.push_xid(1, 119, sources=("nvml",))
     on.wait_marks(gpu_1={("xid", "NoSchedule", "119")})
 

@@ -274,7 +274,7 @@ def test_release_says_no_while_an_earlier_session_is_still_stuck(make):
             subject=str(GPU0),
             deadline_seconds=0.05,
         )
-    session.reopen("a new library")
+    session.reopen("a new library", timeout_seconds=0.05)
     assert session.run(count) == 2
     assert session.release("reset", timeout_seconds=0.1) is False
     gate.set()

@@ -61,27 +61,55 @@ def test_in_a_pause_nothing_is_open_and_who_asks_waits_for_its_end(make):
     assert answers == [1]
 
 
-def test_a_holder_leaves_for_a_pause_and_can_hold_again_after_it(make):
+def test_a_holder_keeps_its_hold_and_its_next_call_waits_for_the_end_of_the_pause(make):
     library = FakeNvml(gpus(1))
     session = make(library)
-    holding = threading.Event()
+    holding, go_on = threading.Event(), threading.Event()
 
     def health():
-        with session.hold("health") as hold:
-            session.run(count)
-            holding.set()
-            hold.let_go.wait(60)
         with session.hold("health"):
+            holding.set()
+            go_on.wait(60)
             return session.run(count)
 
     done, answers = in_thread(health)
     assert holding.wait(60)
-    with session.paused("a GPU changes its driver") as clean:
+    with session.paused("a GPU changes its driver", timeout_seconds=60) as clean:
         assert clean
-        assert not library.open
+        go_on.set()
         assert not done.wait(0.05)
+        assert not library.open
     assert done.wait(60)
     assert answers == [1]
+
+
+def test_a_pause_waits_for_calls_that_run_and_lets_no_others_in(make):
+    library = FakeNvml(gpus(1))
+    gate = library.hangs["nvmlDeviceGetCount_v2", None] = threading.Event()
+    session = make(library)
+    first, answers = in_thread(lambda: session.run(count))
+    assert library.entered.wait(60)
+    threading.Timer(0.05, gate.set).start()
+    with session.paused("a GPU changes its driver", timeout_seconds=60) as clean:
+        assert clean
+        assert not library.open
+    assert first.wait(60)
+    assert answers == [1]
+
+
+def test_a_session_that_is_opened_anew_counts_the_gpus_again_though_somebody_was_in_a_call(make):
+    """The library is one for the process: opened a second time before it is closed it would show what it counted first."""
+    library = FakeNvml(gpus(1))
+    gate = library.hangs["nvmlDeviceGetCount_v2", None] = threading.Event()
+    session = make(library)
+    first, _ = in_thread(lambda: session.run(count))
+    assert library.entered.wait(60)
+    threading.Timer(0.05, gate.set).start()
+    session.reopen("new GPU", timeout_seconds=60)
+    assert session.run(count) == 1
+    assert library.shutdowns >= 1
+    assert library.references == 1
+    assert first.wait(60)
 
 
 def test_two_pauses_end_with_the_second(make):

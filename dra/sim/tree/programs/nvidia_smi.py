@@ -1,4 +1,4 @@
-"""nvidia-smi of a simulated node: `-L` and `compute-policy`, on the state that the simulated NVML has.
+"""nvidia-smi of a simulated node: `-L`, `-pm` and `compute-policy`, on the state that the simulated NVML has.
 
 Return codes and texts as nvidia-smi(1) has them. A fault set for the function `nvidia-smi compute-policy` makes it fail
 (with NVML's number), be slow or hang.
@@ -118,11 +118,37 @@ def compute_policy(state: State, words: list[str]) -> int:
     return 0
 
 
+def persistence_mode(state: State, folder: Path, words: list[str]) -> int:
+    """Set the persistence mode of one GPU, by its PCI address or UUID."""
+    options = dict(zip(words[::2], words[1::2], strict=False))
+    name, wanted = options.get("-i", ""), options.get("-pm")
+    if wanted not in ("0", "1"):
+        print(f"Invalid persistence mode {wanted!r}")
+        return INVALID
+    information = folder.parent / "proc/driver/nvidia/gpus" / name / "information"
+    if information.is_file():
+        lines = (line.partition(":") for line in information.read_text().splitlines())
+        name = next((value.strip() for key, _, value in lines if key == "GPU UUID"), name)
+
+    def set_one(content: Json) -> int:
+        for gpu in content["gpus"]:
+            if seen(gpu) and gpu["uuid"] == name:
+                gpu["persistence"] = wanted == "1"
+                return 0
+        print(f"No devices were found: {name}")
+        return NOT_FOUND
+
+    return int(state.change(set_one))
+
+
 def main(words: list[str]) -> int:
     """Play the program."""
-    state = State(sim_folder())
+    folder = sim_folder()
+    state = State(folder)
     if words[:1] == ["compute-policy"]:
         return compute_policy(state, words[1:])
+    if "-pm" in words:
+        return persistence_mode(state, folder, words)
     if words[:1] == ["-L"]:
         present = [gpu["uuid"] for gpu in state.read()["gpus"] if seen(gpu)]
         for index, uuid in enumerate(present):
