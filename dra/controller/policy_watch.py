@@ -1,6 +1,7 @@
 """Follows GpuNodePolicies and the node's labels in the API, where their definition is installed.
 
-Most clusters that try the driver have none of it: then one small question a minute is all that is asked.
+Most clusters that try the driver have none of it: then one small question is asked, soon after the start twice a minute and
+later every four minutes, so that thousands of nodes without policies are no load.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from dra.telemetry.threads import start_thread
 
 log = get_logger()
 
-# Between questions whether the definition is installed; spread, so that a fleet does not ask at once.
+# Between questions whether the definition is installed: at first, and at last, when it was missing all the while. Spread, so
+# that a fleet does not ask at once.
 ASK_SECONDS = 30.0
+SELDOM_SECONDS = 240.0
 RETRY_SECONDS = 5.0
 _LOOK_SECONDS = 2.0
 # What a server without the definition answers.
@@ -33,7 +36,8 @@ class PolicyWatch:
     Args:
         policies: takes all policies that there are.
         node: takes the Node object.
-        ask_seconds: between questions whether the definition is installed.
+        ask_seconds: between the first questions whether the definition is installed; each pause is a quarter longer than
+            the one before, up to `seldom_seconds`.
     """
 
     def __init__(
@@ -44,10 +48,12 @@ class PolicyWatch:
         policies: Callable[[Iterable[Mapping[str, Any]]], None],
         node: Callable[[Mapping[str, Any]], None],
         ask_seconds: float = ASK_SECONDS,
+        seldom_seconds: float = SELDOM_SECONDS,
         rng: random.Random | None = None,
     ) -> None:
         self._client, self._node_name = client, node_name
         self._tell_policies, self._tell_node = policies, node
+        self._first_seconds, self._seldom_seconds = ask_seconds, seldom_seconds
         self._ask_seconds, self._rng = ask_seconds, rng or random.SystemRandom()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -91,13 +97,15 @@ class PolicyWatch:
             self.served = False
             self._tell_policies(())
             self._tell_node({})
-            return self._ask_seconds * self._rng.uniform(0.8, 1.2)
+            pause = self._ask_seconds
+            self._ask_seconds = min(pause * 1.25, self._seldom_seconds)
+            return pause * self._rng.uniform(0.8, 1.2)
         log.warning("policies_not_readable", **error_fields(error))
         return RETRY_SECONDS * self._rng.uniform(1.0, 2.0)
 
     def _follow(self) -> None:
         """Follow until the definition is taken away, or the end."""
-        self.served = True
+        self.served, self._ask_seconds = True, self._first_seconds
         log.info("policies_followed")
         policies = Reflector(
             self._client, GPU_NODE_POLICIES,

@@ -24,7 +24,7 @@ from dra.controller.shape import Json, PoolContent, PoolIdentity, contents_of, n
 from dra.errors import BugError, DraError, HostError, KubeError
 from dra.kube.client import KubeClient, ObjectList
 from dra.kube.clock import Backoff, Clock, SystemClock
-from dra.kube.reflector import Change, Reflector, ReflectorOptions
+from dra.kube.reflector import Change, Reflector, ReflectorOptions, metadata_of
 from dra.kube.resources import RESOURCE_SLICES
 from dra.telemetry.log import error_fields, get_logger
 from dra.telemetry.threads import start_thread
@@ -129,6 +129,8 @@ class Publisher:
             options=options,
             clock=self._clock,
             rng=self._rng,
+            # What the slices say is read at each pass; with partitions a copy of it would be megabytes.
+            keep=metadata_of,
         )
         self._restores = Restores()
         self._backoff = Backoff(rng=self._rng)

@@ -67,6 +67,7 @@ class Reflector:
     Args:
         on_change: called in the reflector's thread for each object that differs from the copy.
         on_list: called in that thread after each complete list, after the changes it brought.
+        keep: what is kept of an object until it changes; its metadata must stay. Everything, if not given.
     """
 
     def __init__(
@@ -79,11 +80,13 @@ class Reflector:
         options: ReflectorOptions | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
+        keep: Callable[[Json], Json] = lambda obj: obj,
     ) -> None:
         self._client = client
         self._resource = resource
         self._on_change = on_change or (lambda _change: None)
         self._on_list = on_list or (lambda _listed: None)
+        self._kept_of = keep
         self._options = options or ReflectorOptions()
         self._clock = clock or SystemClock()
         self._rng = rng or random.SystemRandom()
@@ -227,7 +230,7 @@ class Reflector:
         )
         fresh = {_key(obj): obj for obj in listed.items}
         with self._lock:
-            known, self._objects = self._objects, fresh
+            known, self._objects = self._objects, {key: self._kept_of(obj) for key, obj in fresh.items()}
         for change in plan_changes(known, fresh):
             self._on_change(change)
         self.synced.set()
@@ -239,7 +242,7 @@ class Reflector:
         with self._lock:
             known = self._objects.pop(key, None)
             if event != "DELETED":
-                self._objects[key] = obj
+                self._objects[key] = self._kept_of(obj)
         if event == "DELETED":
             if known is not None:
                 self._on_change(Change("deleted", obj))
@@ -283,6 +286,12 @@ def plan_changes(known: dict[tuple[str, str], Json], fresh: dict[tuple[str, str]
         elif _version(before) != _version(fresh[key]):
             changes.append(Change("modified", fresh[key]))
     return changes
+
+
+def metadata_of(obj: Json) -> Json:
+    """Keep of an object what tells it from others and from what it was."""
+    kept = {key: obj["metadata"].get(key) for key in ("namespace", "name", "uid", "resourceVersion")}
+    return {"metadata": kept}
 
 
 def _key(obj: Json) -> tuple[str, str]:

@@ -13,7 +13,11 @@ from tests.process.harness import DRIVER, wait_until
 ROOT = Path(__file__).parents[2]
 API = "/apis/gpudra.dev/v1alpha1"
 # Whether the definition is there is asked every half second.
-PERIODS = {**SOON, "dra.controller.policy_watch:PolicyWatch.ask_seconds": 0.5}
+PERIODS = {
+    **SOON,
+    "dra.controller.policy_watch:PolicyWatch.ask_seconds": 0.5,
+    "dra.controller.policy_watch:PolicyWatch.seldom_seconds": 0.5,
+}
 LAYOUT = {"mode": "static", "layout": {"3g.40gb": 1, "1g.10gb": 4}}
 
 
