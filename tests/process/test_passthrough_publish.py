@@ -125,6 +125,33 @@ def test_without_counters_a_gpu_in_use_is_not_offered_to_virtual_machines_also_a
     wait_listed(on, *BOTH)
 
 
+@pytest.mark.parametrize("counters", [True, False])
+def test_a_gpu_that_a_claim_has_passed_through_is_offered_as_nothing_else_until_it_is_back(node, counters):
+    on = node(counters=counters)
+    kubelet = on.kubelet()
+    first = on.daemon(GATE, "--inventory-interval", "3600")
+    before = kubelet.wait_registered(DRIVER, timeout_seconds=60)
+    wait_listed(on, *BOTH)
+    claim = on.claim("c", "gpu-vfio-0")
+    (prepared,) = call(before.prepare, (claim,))
+    assert prepared.error == ""
+    assert on.machine.pci.driver_of(0) == "vfio-pci"
+    found = wait_listed(on, "gpu-vfio-0", "gpu-vfio-1", "gpu-1")
+    assert "taints" not in found["gpu-vfio-0"]
+    first.kill()
+    second = on.daemon(GATE, "--healthcheck-port=0", "--inventory-interval", "3600")
+    wait_ready(second)
+    assert list(listed(on)) == ["gpu-vfio-0", "gpu-vfio-1", "gpu-1"]
+    connection = wait_until(lambda: (now := kubelet.connection(DRIVER)) is not before and now)
+    (ended,) = call(connection.unprepare, (claim,))
+    assert ended.error == ""
+    found = wait_listed(on, *BOTH)
+    assert not any("taints" in device for device in found.values())
+    for daemon in (first, second):
+        assert not daemon.logged("health_condition_set")
+        assert not daemon.logged("inventory_problem_found")
+
+
 def test_a_gpu_that_was_given_away_before_is_offered_as_that_alone_and_is_not_ill(node):
     on = node()
     on.machine.pci.bind(0, "vfio-pci")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from dra.inventory.model import Inventory, ScanProblem
 from dra.inventory.names import VfioName, parse_device_name, parse_vfio_name
 from dra.inventory.passthrough import scan_with_passthrough
 from dra.inventory.scan import Scanner
+from dra.nvml.event_watch import EventWatch, WatchedGpu
 from dra.nvml.library import InjectedLibrary
 from dra.nvml.session import NvmlSession
 from dra.sim.node import SimulatedNode
@@ -41,9 +43,9 @@ class Node:
 
     def bind(self, minor, driver):
         """Bind a GPU as prepare does."""
-        self.session.reopen("a GPU goes")
-        self.bus.load_module(driver)
-        self.bus.bind(self.pci.address_of(minor), driver)
+        with self.session.paused("a GPU changes its driver"):
+            self.bus.load_module(driver)
+            self.bus.bind(self.pci.address_of(minor), driver)
 
 
 @pytest.fixture
@@ -109,6 +111,36 @@ def test_a_gpu_goes_and_comes_back_without_being_lost(node):
     assert diff(before, away).publishes
     node.bind(1, "nvidia")
     assert node.inventory() == before
+
+
+def test_a_gpu_comes_back_while_the_events_of_the_others_are_waited_for(node):
+    """NVML counts its GPUs when it is opened, and an event wait keeps it open."""
+
+    def watched():
+        return tuple(WatchedGpu(each.uuid, each.pci_address) for each in node.kept.inventory.gpus)
+
+    def wait_registered(count):
+        with heard:
+            assert heard.wait_for(lambda: len(watch.state.registered) == count, 60)
+
+    def changed(_state):
+        with heard:
+            heard.notify_all()
+
+    heard = threading.Condition()
+    before = node.inventory()
+    watch = EventWatch(node.session, gpus=watched, told=lambda _events: None, changed=changed)
+    watch.start()
+    try:
+        wait_registered(2)
+        node.bind(1, "vfio-pci")
+        assert minors(node.inventory()) == [0]
+        wait_registered(1)
+        node.pci.bind(1, "nvidia")  # by somebody who tells nobody
+        assert node.inventory() == before
+        wait_registered(2)
+    finally:
+        assert watch.stop(timeout_seconds=60)
 
 
 def test_the_only_gpu_of_a_node_goes_and_comes_back(tmp_path):

@@ -225,6 +225,18 @@ def dynamic(keeps=lambda version: version >= (1, 33)):
     return made, pools
 
 
+@pytest.mark.parametrize(("mig_mode", "asked"), [("dynamic", True), ("static", False), ("none", False)])
+@pytest.mark.parametrize("passthrough", [False, True])
+def test_the_server_is_asked_about_counters_where_something_would_use_them(mig_mode, asked, passthrough):
+    questions = []
+    made = PoolSource(
+        "gpu.nvidia.com", "node-a", feed=HealthFeed(), mig_mode=mig_mode, passthrough=passthrough,
+        keeps_counters=questions.append,
+    )  # fmt: skip
+    made.server_is((1, 35))
+    assert questions == ([(1, 35)] if asked or passthrough else [])
+
+
 def layout(pool):
     """Say what each slice holds: (counter sets, devices)."""
     return [(len(part.shared_counters or ()), len(part.devices or ())) for part in pool.slices]
