@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from dra.errors import KubeError
+from dra.fleet.copies import Copies
 from dra.kube.client import KubeClient
 from dra.kube.resources import DEVICE_CLASSES, RESOURCE_SLICES
 from dra.slices.mig_classes import mig_classes, profiles_in
@@ -101,8 +102,16 @@ def _is_ours(body: Mapping[str, Any]) -> bool:
 class ClassKeeper:
     """A part of `dra fleet`: looks twice a minute while it leads."""
 
-    def __init__(self, client: KubeClient, *, driver: str, look_seconds: float = LOOK_SECONDS) -> None:
+    def __init__(
+        self,
+        client: KubeClient,
+        *,
+        driver: str,
+        copies: Copies | None = None,
+        look_seconds: float = LOOK_SECONDS,
+    ) -> None:
         self._client, self._driver = client, driver
+        self._copies = copies or Copies(client, driver=driver)
         self._loop = Loop("device-classes", self.look, seconds=look_seconds)
 
     def start(self) -> None:
@@ -115,7 +124,7 @@ class ClassKeeper:
 
     def look(self) -> None:
         """Make what is missing and mend what is ours. Raises DraError."""
-        slices = [each["spec"] for each in self._client.list(RESOURCE_SLICES, resource_version="0").items]
+        slices = [each["spec"] for each in self._copies.all(RESOURCE_SLICES)]
         existing = self._client.list(DEVICE_CLASSES).items
         extended = self._client.served_version(DEVICE_CLASSES) == "v1"
         for body in wanted_classes(slices, existing, driver=self._driver, extended=extended):

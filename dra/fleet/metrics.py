@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dra.diagnose.policy import FleetGpu, fleet_gpus
+from dra.fleet.copies import MEMORY_SLICE, Copies
 from dra.inventory.names import GpuName, MigName, parse_device_name
-from dra.kube.client import KubeClient
 from dra.kube.resources import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra.telemetry.families import FLEET_GPUS, FLEET_MEMORY_SLICES
 from dra.telemetry.metrics import Samples, samples_of
 
-_SLICE = "memory-slice-"
 _STATES = ("allocated", "tainted", "free")
 _SLICE_STATES = ("allocated", "free", "stranded")
 
@@ -79,7 +78,7 @@ def _offers(slices: Iterable[Mapping[str, Any]], driver: str) -> dict[tuple[str,
                 counter
                 for consumed in device.get("consumesCounters") or ()
                 for counter in consumed.get("counters") or ()
-                if counter.startswith(_SLICE)
+                if counter.startswith(MEMORY_SLICE)
             )
             if taken:
                 gpu.places[str(device["name"])] = taken
@@ -116,19 +115,19 @@ def _memory_slices(gpu: FleetGpu, offer: _Gpu, given: Mapping[str, set[str]]) ->
 
 
 class FleetMetrics:
-    """Reads when somebody scrapes: a collector of the registry.
+    """Counts when somebody scrapes: a collector of the registry.
 
     Args:
-        leads: whether this replica speaks for the fleet; if each did, a sum over them would count every GPU twice.
+        copies: of the slices, while this replica leads; else None. If each replica spoke for the fleet, a sum over
+            them would count every GPU twice.
     """
 
-    def __init__(self, client: KubeClient, *, driver: str, leads: Callable[[], bool]) -> None:
-        self._client, self._driver, self._leads = client, driver, leads
+    def __init__(self, copies: Callable[[], Copies | None], *, driver: str) -> None:
+        self._copies, self._driver = copies, driver
 
     def __call__(self) -> Iterable[Samples]:
-        """Ask the API server, from its cache. Raises DraError, which costs the scrape these families."""
-        if not self._leads():
+        """Ask for the claims, and count. Raises DraError, which costs the scrape these families."""
+        copies = self._copies()
+        if copies is None:
             return ()
-        slices = self._client.list(RESOURCE_SLICES, resource_version="0").items
-        claims = self._client.list(RESOURCE_CLAIMS, resource_version="0").items
-        return fleet_samples(slices, claims, driver=self._driver)
+        return fleet_samples(copies.all(RESOURCE_SLICES), copies.all(RESOURCE_CLAIMS), driver=self._driver)

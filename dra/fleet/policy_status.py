@@ -13,6 +13,7 @@ from typing import Any
 
 from dra.api.policy import GROUP_VERSION, UnreadablePolicy, read_policy
 from dra.errors import KubeError
+from dra.fleet.copies import NOT_THERE, Copies
 from dra.kube.client import KubeClient
 from dra.kube.clock import Clock, SystemClock
 from dra.kube.resources import GPU_NODE_POLICIES, GPU_NODES, NODES, RESOURCE_SLICES, Resource
@@ -28,7 +29,6 @@ SWEEP_SECONDS = 60.0
 GONE_SECONDS = 120.0
 MAX_PROBLEMS = 20
 _MESSAGE_BYTES = 512
-_NOT_THERE = frozenset({"DRA-API-NOT-SERVED", "DRA-API-NOT-FOUND", "DRA-API-OTHER-NOT-FOUND"})
 
 
 def policy_status(
@@ -171,12 +171,14 @@ class PolicyStatus:
         client: KubeClient,
         *,
         driver: str,
+        copies: Copies | None = None,
         gather_seconds: float = GATHER_SECONDS,
         sweep_seconds: float = SWEEP_SECONDS,
         gone_seconds: float = GONE_SECONDS,
         clock: Clock | None = None,
     ) -> None:
         self._client, self._driver = client, driver
+        self._copies = copies or Copies(client, driver=driver)
         self._sweep_seconds, self._gone_seconds = sweep_seconds, gone_seconds
         self._clock = clock or SystemClock()
         self._loop = Loop("policy-status", self.gather, self._sweep_when_due, seconds=gather_seconds)
@@ -193,10 +195,10 @@ class PolicyStatus:
 
     def gather(self) -> None:
         """Write the status of each policy that changed. Raises DraError."""
-        policies = self._list(GPU_NODE_POLICIES)
+        policies = self._copies.all(GPU_NODE_POLICIES)
         if not policies:
             return
-        nodes, gpu_nodes = self._list(NODES), self._list(GPU_NODES)
+        nodes, gpu_nodes = self._copies.all(NODES), self._copies.all(GPU_NODES)
         now = dt.datetime.fromtimestamp(self._clock.wall(), tz=dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         for policy in policies:
             status = policy_status(policy, nodes=nodes, gpu_nodes=gpu_nodes, now=now)
@@ -224,8 +226,12 @@ class PolicyStatus:
     def sweep(self) -> None:
         """Remove what nodes left that are gone for a while. Raises DraError."""
         # The Nodes last: one that is made meanwhile is not taken for gone.
-        slices, gpu_nodes = self._list(RESOURCE_SLICES), self._list(GPU_NODES)
-        lost, reports = left_by_gone_nodes(self._list(NODES), slices, gpu_nodes, driver=self._driver)
+        slices, gpu_nodes = self._copies.all(RESOURCE_SLICES), self._copies.all(GPU_NODES)
+        lost, reports = left_by_gone_nodes(self._copies.all(NODES), slices, gpu_nodes, driver=self._driver)
+        if lost or reports:
+            # A copy can be behind; what goes is decided by what the API server says now.
+            nodes = self._copies.now(NODES)
+            lost, reports = left_by_gone_nodes(nodes, lost, reports, driver=self._driver)
         found: dict[str, Callable[[], None]] = {}
         for resource, objects in ((RESOURCE_SLICES, lost), (GPU_NODES, reports)):
             for each in objects:
@@ -246,17 +252,9 @@ class PolicyStatus:
                 )
             except KubeError as error:
                 # One that was written meanwhile has somebody who writes it.
-                if error.code not in _NOT_THERE | {"DRA-API-CONFLICT"}:
+                if error.code not in NOT_THERE | {"DRA-API-CONFLICT"}:
                     raise
             else:
                 log.info("gone_node_cleaned", kind=resource.kind, name=name)
 
         return delete
-
-    def _list(self, resource: Resource) -> tuple[Json, ...]:
-        try:
-            return self._client.list(resource).items
-        except KubeError as error:
-            if error.code in _NOT_THERE:
-                return ()
-            raise

@@ -8,6 +8,7 @@ from functools import partial
 
 from dra.errors import HostError
 from dra.fleet.classes import ClassKeeper
+from dra.fleet.copies import Copies
 from dra.fleet.election import ElectionTimes, Elector, Lead
 from dra.fleet.metrics import FleetMetrics
 from dra.fleet.parts import RETRY_SECONDS, Part, Parts
@@ -49,14 +50,44 @@ class FleetSettings:
     times: ElectionTimes = ElectionTimes()  # noqa: RUF009 - frozen
 
 
-def parts_of(settings: FleetSettings) -> tuple[MakePart, ...]:
-    """Give what runs while we lead."""
+class Watch:
+    """What looks at slices, nodes and policies: parts that share the copies of these.
+
+    Args:
+        tell: hears the copies while this works, and None when it ends.
+    """
+
+    def __init__(self, client: KubeClient, *, driver: str, tell: Callable[[Copies | None], None]) -> None:
+        self._tell = tell
+        self._copies = Copies(client, driver=driver)
+        self._parts: tuple[Part, ...] = (
+            PolicyStatus(client, driver=driver, copies=self._copies),
+            ClassKeeper(client, driver=driver, copies=self._copies),
+        )
+
+    def start(self) -> None:
+        """Begin. Raises HostError: DRA-HOST-NO-THREADS."""
+        self._copies.start()
+        for part in self._parts:
+            part.start()
+        self._tell(self._copies)
+
+    def stop(self) -> None:
+        """End."""
+        self._tell(None)
+        # First: who waits for the copies is let go.
+        self._copies.stop()
+        for part in self._parts:
+            part.stop()
+
+
+def parts_of(settings: FleetSettings, tell: Callable[[Copies | None], None]) -> tuple[MakePart, ...]:
+    """Give what runs while we lead; `tell` as in `Watch`."""
     return (
         lambda client, events: TemplateKeeper(
             client, events=events, collect_seconds=settings.collect_seconds
         ),
-        lambda client, _events: PolicyStatus(client, driver=settings.driver),
-        lambda client, _events: ClassKeeper(client, driver=settings.driver),
+        lambda client, _events: Watch(client, driver=settings.driver, tell=tell),
     )
 
 
@@ -73,7 +104,8 @@ class Fleet:
         )
         # Renewing the lease must wait for nothing.
         self._lease_client = KubeClient(Connection(options), field_manager=COMPONENT)
-        makers = parts_of(settings) if parts is None else parts
+        self._copies: Copies | None = None
+        makers = parts_of(settings, self._follow) if parts is None else parts
         self.parts = Parts(
             [partial(self._make, make) for make in makers], retry_seconds=settings.retry_seconds
         )
@@ -93,9 +125,7 @@ class Fleet:
         """Take part in the election. Raises HostError."""
         if self.settings.port >= 0:
             registry = Registry()
-            registry.add(
-                FleetMetrics(self.client, driver=self.settings.driver, leads=lambda: self.elector.leading)
-            )
+            registry.add(FleetMetrics(lambda: self._copies, driver=self.settings.driver))
             self._health = _listen(
                 self.settings.port, trouble=lambda: self.elector.trouble, registry=registry
             )
@@ -111,6 +141,9 @@ class Fleet:
             client.close()
         if self._health is not None:
             self._health.stop()
+
+    def _follow(self, copies: Copies | None) -> None:
+        self._copies = copies
 
     def _make(self, make: MakePart, lead: Lead) -> Part:
         """Make a part whose client writes in the name of this lead and no other."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from dra.api.fractions import LABEL, MANAGED_BY, MANAGED_LABEL, Ask, asks_of_pod
 from dra.errors import ClaimError, KubeError
+from dra.fleet.copies import keeper_of
 from dra.kube.client import KubeClient
 from dra.kube.clock import Clock, SystemClock
 from dra.kube.events import EventRecorder, ObjectReference
@@ -113,7 +114,7 @@ class TemplateKeeper:
             resource,
             on_change=lambda _change: self._loop.wake(),
             on_list=lambda _listed: self._loop.wake(),
-            options=ReflectorOptions(label_selector=selector),
+            options=ReflectorOptions(label_selector=selector, keep=keeper_of(resource)),
             clock=self._clock,
         )
 

@@ -117,9 +117,12 @@ class KubeClient:
         field_selector: str = "",
         resource_version: str = "",
         page: int = PAGE,
+        keep: Callable[[Json], Json] | None = None,
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     ) -> ObjectList:
         """Give all objects, read page by page; without `namespace` those of all namespaces.
+
+        `keep` is called with each as it comes, and gives what is to be kept of it.
 
         Raises:
             KubeError: DRA-API-GONE if the list grew too old between two pages: start again.
@@ -132,7 +135,8 @@ class KubeClient:
         items: list[Json] = []
         while True:
             document, version = self._request(target, "GET", query=query, timeout_seconds=timeout_seconds)
-            items.extend(checked_items(target.call, resource, document, version=version))
+            found = checked_items(target.call, resource, document, version=version)
+            items.extend(found if keep is None else map(keep, found))
             metadata = document["metadata"]
             if not metadata.get("continue"):
                 return ObjectList(tuple(items), str(metadata.get("resourceVersion") or ""))

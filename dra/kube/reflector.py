@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dra.errors import DraError, KubeError
-from dra.kube.client import KubeClient, ObjectList
+from dra.kube.client import PAGE, KubeClient, ObjectList
 from dra.kube.clock import Backoff, Clock, SystemClock, TokenBucket
 from dra.kube.resources import Resource
 from dra.kube.stream import WatchStream
@@ -48,7 +48,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class ReflectorOptions:
-    """What to follow, and how patiently."""
+    """What to follow, and how patiently.
+
+    Args:
+        keep: gives what is to be kept of an object; its metadata has to keep name, namespace, uid and resourceVersion.
+        page: objects that are asked for at once.
+    """
 
     namespace: str | None = None
     label_selector: str = ""
@@ -56,6 +61,8 @@ class ReflectorOptions:
     watch_seconds: int = WATCH_SECONDS
     slack_seconds: float = SLACK_SECONDS
     list_seconds: float = 10.0
+    page: int = PAGE
+    keep: Callable[[Json], Json] | None = None
     # Requests per second on average, and at once, against a server that ends everything immediately.
     requests_per_second: float = 1.0
     burst: int = 4
@@ -226,6 +233,8 @@ class Reflector:
             self._options.namespace,
             label_selector=self._options.label_selector,
             field_selector=self._options.field_selector,
+            page=self._options.page,
+            keep=self._options.keep,
             timeout_seconds=self._options.list_seconds,
         )
         fresh = {_key(obj): obj for obj in listed.items}
@@ -238,6 +247,8 @@ class Reflector:
         return listed.resource_version
 
     def _keep(self, event: str, obj: Json) -> None:
+        if self._options.keep is not None:
+            obj = self._options.keep(obj)
         key = _key(obj)
         with self._lock:
             known = self._objects.pop(key, None)

@@ -13,6 +13,7 @@ import pytest
 from dra.cli.main import main
 from dra.diagnose.doctor.model import EXIT_CODES
 from dra.sim.cluster import SimCluster, read_manifests
+from tests.rights import granted, used
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = [
@@ -114,6 +115,8 @@ def test_install_use_break_repair_update_and_uninstall(cluster, capsys):
     cluster.until(
         lambda: dra(cluster, capsys, "uninstall-check")[0] == 0, "the check to agree", timeout_seconds=90
     )
+    # All of this went with the rights that the chart gives.
+    assert used(cluster.api.requests.all(), "dra/gpu.nvidia.com") <= granted("rbac.yaml")
     # And now nothing is left: on the node, and in the API.
     cluster.until(lambda: not list(node.cdi_root.glob("*claim_*")), "the CDI files to go", timeout_seconds=90)
     assert not list((node.state_dir / "claims").glob("*.json"))

@@ -95,7 +95,7 @@ def test_they_are_served_beside_the_health(tmp_path, monkeypatch, pool_of):
         )
     server.create("/api/v1/namespaces", {"metadata": {"name": "team"}})
     settings = FleetSettings(identity="a", namespace="team", kubeconfig=str(kubeconfig), port=0, times=QUICK)
-    replicas = [Fleet(settings, parts=()), Fleet(replace(settings, identity="b"), parts=())]
+    replicas = [Fleet(settings), Fleet(replace(settings, identity="b"))]
 
     def scraped(fleet):
         with urllib.request.urlopen(f"http://127.0.0.1:{fleet.port}/metrics", timeout=30) as answer:
