@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
             (each.record for each in found if each.record is not None),
             ctx.inventory,
             boot_id=boot_id(view.paths),
+            release=args.release,
         )
         refused = [*exported.refused, *((each.uid, each.trouble) for each in found if each.record is None)]
         for claim, reason in refused:

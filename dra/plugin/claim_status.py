@@ -21,6 +21,7 @@ from dra.health.outcome import mig_name
 from dra.inventory.model import Inventory
 from dra.inventory.names import MigName, parse_device_name
 from dra.prepare.partitions import DEVICE_KIND
+from dra.prepare.passthrough.model import function_of
 from dra.prepare.record import Record
 from dra.telemetry.log import error_fields, get_logger
 from dra.telemetry.threads import Loop
@@ -249,7 +250,10 @@ def plan_entries(
 
 
 def describe_device(result: AllocatedDevice, record: Record, inventory: Inventory) -> Json:
-    """Say which hardware a device is: UUID of the GPU, of the MIG device, PCI address."""
+    """Say which hardware a device is: UUID of the GPU, of the MIG device, PCI address, IOMMU group of what is passed on."""
+    function = function_of(result.device, inventory)
+    if function is not None:
+        return {"pciBusID": str(function.pci_address), "iommuGroup": function.iommu_group}
     name = parse_device_name(result.device)
     gpu = next((each for each in inventory.gpus if name is not None and each.minor == name.minor), None)
     data: Json = {} if gpu is None else {"uuid": gpu.uuid, "pciBusID": str(gpu.pci_address)}

@@ -18,7 +18,7 @@ from dra import __version__
 from dra.errors import DraError
 from dra.health.outcome import devices_of, mig_name
 from dra.inventory.model import Inventory
-from dra.inventory.names import GpuName, MigName, parse_device_name
+from dra.inventory.names import GpuName, MigName, parse_device_name, parse_vfio_name
 from dra.telemetry import families as f
 from dra.telemetry.log import error_fields, get_logger
 from dra.telemetry.metrics import Counter, Gauge, Histogram, Registry, Samples, render, samples_of
@@ -137,7 +137,7 @@ def record_samples(
 def _device_type(device: str) -> str:
     name = parse_device_name(device)
     if name is None:
-        return "unknown"
+        return "unknown" if parse_vfio_name(device) is None else "vfio"
     return "mig" if isinstance(name, MigName) else "gpu"
 
 

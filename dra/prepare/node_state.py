@@ -63,7 +63,12 @@ class NodeState:
             return
         self.locks.make()
         self.store.open()
-        take_over(self.settings, self.store, self.cdi, knows=self.catalog.knows, step=self._ports.step)
+        passthrough = self._ports.passthrough
+        take_over(
+            self.settings, self.store, self.cdi,
+            knows=self.catalog.knows, step=self._ports.step,
+            gpus=tuple if passthrough is None else passthrough.gpus,
+        )  # fmt: skip
         for record in self.store.records():
             if record.boot_id != self.settings.boot_id:
                 # Device numbers may have changed. The kubelet prepares again what still runs here.

@@ -18,7 +18,7 @@ from dra.inventory.names import GpuName, VfioName, parse_device_name
 from dra.slices.devices import STANDARD, SliceProblem, cut
 from dra.slices.features import ServerFeatures
 from dra.slices.partitions import counter_set_name, touched_counters
-from dra.values import Quantity
+from dra.values import PciAddress, Quantity
 
 # The counter of a set that is there for the exclusion alone.
 WHOLE = "gpu"
@@ -80,7 +80,7 @@ def vfio_device(function: VfioFunction, problems: list[SliceProblem]) -> Device:
         problems.append(SliceProblem(name, "productName", "DRA-SLICE-CUT", text))
     attributes: dict[str, dict[str, Any]] = {
         "type": {"string": "vfio"},
-        "uuid": {"string": vfio_uuid(function)},
+        "uuid": {"string": vfio_uuid(function.pci_address)},
         "deviceID": {"string": f"0x{function.device_id:04x}"},
         "vendorID": {"string": f"0x{function.vendor_id:04x}"},
         "productName": {"string": product},
@@ -95,9 +95,9 @@ def vfio_device(function: VfioFunction, problems: list[SliceProblem]) -> Device:
     return {"name": name, "attributes": attributes, "capacity": {"addressableMemory": {"value": size}}}
 
 
-def vfio_uuid(function: VfioFunction) -> str:
+def vfio_uuid(address: PciAddress) -> str:
     """Give the UUID of a place on the bus, which is not the GPU's own: that is known to NVIDIA's driver only."""
-    return str(uuid.uuid5(uuid.NAMESPACE_DNS, str(function.pci_address)))
+    return str(uuid.uuid5(uuid.NAMESPACE_DNS, str(address)))
 
 
 def _before_last(devices: list[Device], device: Device) -> list[Device]:

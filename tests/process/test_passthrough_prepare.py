@@ -6,9 +6,18 @@ import json
 
 import pytest
 
+from dra.cli.main import main
+from dra.prepare.imports.checkpoint import (
+    Checkpoint,
+    CheckpointClaim,
+    CheckpointDevice,
+    DeviceGroup,
+    encode_checkpoint,
+    parse_checkpoint,
+)
 from dra.sim.kubelet import PrepareError, UnprepareError
 from tests.process import conftest
-from tests.process.harness import DRIVER, Node, wait_until
+from tests.process.harness import DRIVER, NODE, Node, wait_until
 from tests.process.invariants import published
 
 GATE = "--feature-gates=PassthroughSupport=true"
@@ -265,3 +274,46 @@ def wait_back(kubelet, before):
         return next((each for each in connections if each not in before and each.connected), None)
 
     return wait_until(back, what="the kubelet has the new process")
+
+
+def test_a_claim_of_nvidias_driver_is_taken_over_given_back_to_it_and_taken_over_again(node, capsys):
+    """Through `dra export-checkpoint`; the function stays bound all the time, and goes back to nvidia in the end."""
+    claim = node.claim("c", "gpu-vfio-1")
+    uid, address = claim["metadata"]["uid"], node.machine.pci.address_of(1)
+    told = CheckpointDevice(
+        "vfio", ("r0",), NODE, "gpu-vfio-1", (f"k8s.{DRIVER}/claim={uid}-gpu-vfio-1",),
+        uuid="61e3c5d4-0000-5000-8000-000000000000", pci_bus_id=str(address),
+    )  # fmt: skip
+    entry = CheckpointClaim(uid, True, (DeviceGroup((told,)),), claim["status"])
+    checkpoint = node.state_dir / "checkpoint.json"
+    node.state_dir.mkdir(parents=True)
+    checkpoint.write_bytes(
+        encode_checkpoint(Checkpoint((entry,), boot_id=node.machine.control.state.boot_id), release="v0.4")
+    )
+    node.machine.pci.bind(1, "vfio-pci")
+    pod = node.pod("p", claim)
+    kubelet = node.kubelet()
+    daemon = node.daemon(GATE, periods=SOON)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60)
+    assert list(kubelet.run_pod(pod).views["main"].device_nodes) == ["/dev/vfio/23"]
+    before = kubelet.registry.connections(DRIVER)
+    assert daemon.terminate(within_seconds=45) == 0
+    command = [
+        "export-checkpoint",
+        "--simulate",
+        node.profile,
+        "--host-root",
+        str(node.root),
+        "--node-name",
+        NODE,
+    ]
+    assert main([*command, "--release", "v0.4"]) == 0, capsys.readouterr()
+    (written,) = parse_checkpoint(checkpoint.read_bytes()).claims
+    (device,) = written.groups[0].devices
+    assert (device.kind, device.device, device.pci_bus_id) == ("vfio", "gpu-vfio-1", str(address))
+    assert drivers(node) == ["nvidia", "vfio-pci"]
+    # NVIDIA's driver did not come after all.
+    node.daemon(GATE, periods=SOON)
+    wait_back(kubelet, before)
+    kubelet.stop_pod(pod)
+    assert is_as_before(node)

@@ -5,7 +5,7 @@ What is here is all that the engine sees; the rest is loaded only where there is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dra.prepare.record import Record
     from dra.prepare.setup import EngineSettings
     from dra.prepare.store import RecordStore
+    from dra.values import PciAddress
 
 # What NVIDIA's driver calls its checkpoint, in the directory that is ours too.
 CHECKPOINT = "checkpoint.json"
@@ -29,6 +30,7 @@ def take_over(
     *,
     knows: Callable[[str], bool],
     step: Callable[[str], None],
+    gpus: Callable[[], Sequence[PciAddress]] = tuple,
 ) -> int:
     """Import NVIDIA's checkpoint if there is one; give how many claims were taken over.
 
@@ -39,7 +41,7 @@ def take_over(
         return 0
     from dra.prepare.imports.takeover import Takeover
 
-    return Takeover(settings, store, cdi, knows, step).run()
+    return Takeover(settings, store, cdi, knows, step, gpus).run()
 
 
 def stands_as_imported(record: Record, path: Path) -> bool:

@@ -220,6 +220,11 @@ def _corrupt(reason: str) -> RecordError:
 RELEASES = ("v25.3", "v25.8", "v25.12", "v0.4", "v0.5")
 
 
+def knows_vfio(release: str) -> bool:
+    """Whether a release has GPUs that are passed through. Raises ValueError: no such release."""
+    return RELEASES.index(release) >= RELEASES.index("v25.12")
+
+
 def encode_checkpoint(checkpoint: Checkpoint, *, release: str) -> bytes:
     """Give the bytes that this release of NVIDIA's driver reads without complaint.
 
@@ -293,6 +298,13 @@ class _Dump:
             told["ShareID"] = device.share_id
         if device.kind == "gpu":
             return {"gpu": {"info": {"uuid": device.uuid}, "device": told}, "mig": None}
+        if device.kind == "vfio":
+            place = {"pciBusID": device.pci_bus_id} if device.pci_bus_id and self._since("v0.4") else {}
+            return {
+                "gpu": None,
+                "mig": None,
+                "vfio": {"info": {"uuid": device.uuid, **place}, "device": told},
+            }
         if not self._since("v25.12"):
             return {"gpu": None, "mig": {"info": {"uuid": device.uuid}, "device": told}}
         instances = device.instances or (0, 0)

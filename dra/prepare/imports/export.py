@@ -17,13 +17,19 @@ from dra.inventory.model import Inventory
 from dra.inventory.names import GpuName, MigName, parse_device_name
 from dra.prepare.imports import CHECKPOINT
 from dra.prepare.imports.checkpoint import (
+    RELEASES,
     Checkpoint,
     CheckpointClaim,
     CheckpointDevice,
     DeviceGroup,
     encode_checkpoint,
+    knows_vfio,
 )
+from dra.prepare.passthrough.model import KIND as VFIO_KIND
+from dra.prepare.passthrough.model import NVIDIA, Before, function_of, is_passthrough
 from dra.prepare.record import Record
+from dra.slices.passthrough import vfio_uuid
+from dra.values import PciAddress
 
 # Effects that NVIDIA's driver does not know, or undoes in another way.
 _NOT_THEIRS = {
@@ -41,14 +47,16 @@ class Exported:
     refused: tuple[tuple[str, str], ...]
 
 
-def export_records(records: Iterable[Record], inventory: Inventory, *, boot_id: str) -> Exported:
-    """Make a checkpoint of the claims that are prepared in this boot."""
+def export_records(
+    records: Iterable[Record], inventory: Inventory, *, boot_id: str, release: str = RELEASES[-1]
+) -> Exported:
+    """Make a checkpoint of the claims that are prepared in this boot, for a release of NVIDIA's driver."""
     claims: list[CheckpointClaim] = []
     refused: list[tuple[str, str]] = []
     for record in sorted(records, key=lambda each: each.ref.uid):
         if record.boot_id != boot_id:
             continue
-        reason = _refusal(record)
+        reason = _refusal(record, release)
         devices = [_device(record, result, inventory) for result in record.results]
         missing = [
             result.device for result, device in zip(record.results, devices, strict=True) if device is None
@@ -105,17 +113,19 @@ def write_export(exported: Exported, state_dir: Path, *, release: str) -> Path:
     return target
 
 
-def _refusal(record: Record) -> str:
+def _refusal(record: Record, release: str) -> str:
     if record.state != "prepared":
         return f"it is {record.state}"
+    through = [result.device for result in record.results if is_passthrough(result)]
+    if through and not knows_vfio(release):
+        return f"{through[0]} is passed through, which {release} does not know"
+    for entry in record.journal:
+        if entry.kind == VFIO_KIND and (driver := Before.of(entry.outcome).driver) != NVIDIA:
+            return f"{entry.args.get('device')} was bound to {driver} before, and NVIDIA's driver would bind it to {NVIDIA}"
     return next((_NOT_THEIRS[entry.kind] for entry in record.journal if entry.kind in _NOT_THEIRS), "")
 
 
 def _device(record: Record, result: AllocatedDevice, inventory: Inventory) -> CheckpointDevice | None:
-    name = parse_device_name(result.device)
-    gpu = next((gpu for gpu in inventory.gpus if name is not None and gpu.minor == name.minor), None)
-    if gpu is None:
-        return None
     told = next(
         (d for d in record.devices if (d.pool, d.device, d.share_id) == (result.pool, result.device, result.share_id)), None
     )  # fmt: skip
@@ -126,6 +136,15 @@ def _device(record: Record, result: AllocatedDevice, inventory: Inventory) -> Ch
         "cdi_ids": told.cdi_ids if told is not None else (),
         "share_id": result.share_id,
     }
+    if is_passthrough(result):
+        address = _address(record, result, inventory)
+        if address is None:
+            return None
+        return CheckpointDevice(kind="vfio", uuid=vfio_uuid(address), pci_bus_id=str(address), **common)
+    name = parse_device_name(result.device)
+    gpu = next((gpu for gpu in inventory.gpus if name is not None and gpu.minor == name.minor), None)
+    if gpu is None:
+        return None
     if isinstance(name, GpuName):
         return CheckpointDevice(kind="gpu", uuid=gpu.uuid, **common)
     assert isinstance(name, MigName)
@@ -136,6 +155,15 @@ def _device(record: Record, result: AllocatedDevice, inventory: Inventory) -> Ch
                 instances=(mig.gpu_instance_id, mig.compute_instance_id), pci_bus_id=str(gpu.pci_address), **common,
             )  # fmt: skip
     return None
+
+
+def _address(record: Record, result: AllocatedDevice, inventory: Inventory) -> PciAddress | None:
+    """Give where a function that is passed through is: as it was bound, else, for monitoring, as it was seen."""
+    for entry in record.journal:
+        if entry.kind == VFIO_KIND and entry.args.get("device") == result.device:
+            return PciAddress.parse(str(entry.args["pci"]))
+    function = function_of(result.device, inventory)
+    return None if function is None else function.pci_address
 
 
 def _groups(record: Record, devices: Sequence[CheckpointDevice]) -> list[DeviceGroup]:

@@ -13,15 +13,16 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dra.api.claim import AllocatedDevice, ClaimRef, ClaimView, parse_claim
 from dra.api.config import decode_configs, effective_config
-from dra.errors import DraError, HostError, RecordError
+from dra.errors import DraError, HostError, RecordError, ValueFormatError
 from dra.host.files import host_error, read_bytes, sync_dir
+from dra.inventory.names import parse_vfio_name
 from dra.prepare.cdi_files import CdiFiles
 from dra.prepare.imports import CHECKPOINT, ORIGIN
 from dra.prepare.imports.checkpoint import (
@@ -35,10 +36,13 @@ from dra.prepare.imports.foreign_mps import ForeignMps
 from dra.prepare.locks import LOCK_WAIT_SECONDS, lock_file
 from dra.prepare.model import PreparedDevice, is_safe_uid
 from dra.prepare.partitions import DEVICE_KIND, MODE_KIND, device_args
-from dra.prepare.record import JournalEntry, Record
+from dra.prepare.passthrough.model import KIND as VFIO_KIND
+from dra.prepare.passthrough.model import NVIDIA, Before
+from dra.prepare.record import EntryState, JournalEntry, Record
 from dra.prepare.setup import EngineSettings
 from dra.prepare.store import RecordStore
 from dra.telemetry.log import error_fields, get_logger
+from dra.values import PciAddress
 
 TAKEN = "imported"
 SET_ASIDE = "corrupt"
@@ -46,13 +50,17 @@ SET_ASIDE = "corrupt"
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """What an import needs. `knows` says whether an effect of a kind can be undone here."""
+    """What an import needs.
+
+    `knows` says whether an effect of a kind can be undone here, `gpus` gives the addresses of all GPUs on the bus.
+    """
 
     settings: EngineSettings
     store: RecordStore
     cdi: CdiFiles
     knows: Callable[[str], bool]
     step: Callable[[str], None]
+    gpus: Callable[[], Sequence[PciAddress]] = tuple
 
     @property
     def path(self) -> Path:
@@ -163,7 +171,35 @@ class Takeover:
         for group in claim.groups:
             for entry in (*self._partitions(group), *self._sharing(group, view)):
                 entries.setdefault(entry.key, entry)
-        return list(entries.values())
+        return [*self._functions(claim, view), *entries.values()]
+
+    def _functions(self, claim: CheckpointClaim, view: ClaimView) -> list[JournalEntry]:
+        """Give the functions that NVIDIA's driver passed through, or had begun to.
+
+        What they were before it does not say: like it we bind them to nvidia again, and switch persistence mode on.
+        """
+        if not self.knows(VFIO_KIND):
+            return []
+        told = {device.device: device for group in claim.groups for device in group.devices}
+        wanted = [result.device for result in view.results if not result.admin_access] or list(told)
+        found = []
+        for device in dict.fromkeys(wanted):
+            name = parse_vfio_name(device)
+            if name is None:
+                continue
+            try:
+                # Before v0.4, and of a claim that was under way, there is no address.
+                place = told[device].pci_bus_id if device in told else ""
+                address = PciAddress.parse(place) if place else self.gpus()[name.index]
+            except (ValueFormatError, IndexError):
+                get_logger().warning("checkpoint_device_unclear", claim_uid=claim.uid, device=device)
+                continue
+            state: EntryState = "applied" if claim.completed else "pending"
+            before = Before(NVIDIA, persistence=True)
+            found.append(
+                JournalEntry(VFIO_KIND, {"device": device, "pci": str(address)}, state, before.outcome)
+            )
+        return found
 
     def _partitions(self, group: DeviceGroup) -> list[JournalEntry]:
         """Give the partitions that NVIDIA's driver made: all of its MIG devices if it had its gate DynamicMIG on.

@@ -9,11 +9,13 @@ from structlog.testing import capture_logs
 
 from dra.api.claim import AllocatedDevice, ClaimRef
 from dra.health.feed import DeviceCondition
+from dra.inventory.model import Inventory, VfioFunction
 from dra.kube.client import KubeClient
 from dra.kube.connection import Connection, KubeOptions
-from dra.plugin.claim_status import ClaimStatusWriter, reason_of
+from dra.plugin.claim_status import ClaimStatusWriter, describe_device, reason_of
 from dra.prepare.record import JournalEntry, Record
 from dra.sim.apiserver import SimApiServer
+from dra.values import PciAddress
 from tests.unit.health.health_world import gpu, inventory, mig
 
 DRIVER, NODE = "gpu.nvidia.com", "node-a"
@@ -124,6 +126,14 @@ def test_a_claim_says_which_hardware_it_got_and_that_it_is_well(bench):
     assert found["gpu-0"]["conditions"][0]["lastTransitionTime"] == "2026-01-01T00:00:02Z"
     managers = {entry["manager"]: entry for entry in bench.stored("c")["metadata"]["managedFields"]}
     assert (managers[DRIVER]["operation"], managers[DRIVER]["subresource"]) == ("Apply", "status")
+
+
+def test_a_gpu_that_is_passed_through_is_told_by_its_place_and_its_group():
+    function = VfioFunction(3, PciAddress(0, 0x13, 0, 0), "vfio-pci", 42, 0x10DE, 0x2330, "H100", 1 << 37)
+    result = AllocatedDevice("r", DRIVER, NODE, "gpu-vfio-3")
+    record = Record(ClaimRef("default", "c", "u"), "prepared", "boot", results=(result,))
+    found = describe_device(result, record, Inventory(vfio=(function,)))
+    assert found == {"pciBusID": "0000:13:00.0", "iommuGroup": 42}
 
 
 def test_a_partition_that_was_just_made_is_named_as_the_record_has_it(bench):

@@ -124,6 +124,7 @@ def test_records_are_counted_by_state_and_devices_by_nvidias_types(tmp_path):
             ("prepared", "gpu-1-mig-1g10gb-19-0"),
             ("preparing", "gpu-2"),
             ("prepared", "odd"),
+            ("prepared", "gpu-vfio-3"),
         )
     ):
         results = (AllocatedDevice("gpu", DRIVER, "n", device),)
@@ -133,10 +134,10 @@ def test_records_are_counted_by_state_and_devices_by_nvidias_types(tmp_path):
     held = allocations(store.records(), Inventory(), boot_id="boot")
     found = page(lambda: record_samples(store, held, node="n", driver=DRIVER))
     assert of(found, "dra_node_claims") == {
-        "state=prepared": 3, "state=preparing": 1, "state=unpreparing": 0, "state=damaged": 1,
+        "state=prepared": 4, "state=preparing": 1, "state=unpreparing": 0, "state=damaged": 1,
     }  # fmt: skip
     assert {key.split(",")[0]: value for key, value in of(found, "nvidia_dra_prepared_devices").items()} == {
-        "device_type=gpu": 1, "device_type=mig": 1, "device_type=vfio": 0, "device_type=unknown": 1,
+        "device_type=gpu": 1, "device_type=mig": 1, "device_type=vfio": 1, "device_type=unknown": 1,
     }  # fmt: skip
 
 
