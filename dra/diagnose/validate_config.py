@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from dra.api.claim import OpaqueConfig
-from dra.api.config import KIND_OF_TYPE, decode_configs
+from dra.api.config import KIND_OF_TYPE, DecodedConfig, decode_configs
 from dra.api.rules.classes import DRIVER, TYPE_OF_CLASS
 from dra.diagnose.validate_cel import requests_of
 from dra.diagnose.validate_model import Json
 from dra.diagnose.validate_object import Subject
+from dra.diagnose.validate_passthrough import check_passthrough
 from dra.errors import ConfigError
 
 _OTHER_KINDS = frozenset({"ComputeDomainChannelConfig", "ComputeDomainDaemonConfig"})
@@ -24,6 +25,7 @@ _TYPE_WORDS = {"gpu": "a whole GPU", "mig": "a MIG device", "vfio": "a GPU passe
 def check_configs(subject: Subject) -> None:
     """Report every configuration of our driver that is wrong or without effect."""
     named: dict[str, int] = {}
+    known: list[DecodedConfig] = []
     requests = _types(subject)
     for index, path, config in opaque_configs(subject):
         at = f"{path}.opaque.parameters"
@@ -44,6 +46,8 @@ def check_configs(subject: Subject) -> None:
         if subject.kind != "DeviceClass":
             _check_kind(subject, at, decoded.kind, names, requests)
             _check_hidden(subject, path, names, named, index)
+            known.append(decoded)
+    check_passthrough(subject, known)
 
 
 def opaque_configs(subject: Subject) -> Iterator[tuple[int, str, Json]]:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dra.api.claim import AllocatedDevice
 from dra.api.config import DecodedConfig, effective_config
-from dra.api.passthrough import mixed_error
+from dra.api.passthrough import PREFER_IOMMUFD, backend_policy, backends_error, iommu_of, mixed_error
 from dra.cdi.model import VfioAccess
-from dra.errors import ConfigError, DeviceError
+from dra.errors import DeviceError
 from dra.inventory.model import Inventory, VfioFunction
 from dra.prepare.model import CdiTarget
 from dra.prepare.passthrough.effect import BindVfio
 from dra.prepare.passthrough.model import Before, PassthroughView, function_of, is_passthrough
-
-_IOMMUFD = "PreferIommuFD"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +89,12 @@ def _binding(result: AllocatedDevice, function: VfioFunction, view: PassthroughV
 
 
 def _access(function: VfioFunction, config: DecodedConfig | None) -> VfioAccess:
-    iommu = _iommu(config)
+    iommu = iommu_of(config)
     return VfioAccess(
         function.iommu_group,
-        iommufd=getattr(iommu, "backendPolicy", "") == _IOMMUFD,
-        api_device=bool(getattr(iommu, "enableAPIDevice", False)),
+        iommufd=backend_policy(config) == PREFER_IOMMUFD,
+        api_device=iommu is not None and iommu.enableAPIDevice,
     )
-
-
-def _iommu(config: DecodedConfig | None) -> Any:
-    """Give the block `iommu` of a VfioDeviceConfig; None for the defaults."""
-    return None if config is None else getattr(config.parameters, "iommu", None)
 
 
 def _check_alone(results: Sequence[AllocatedDevice]) -> None:
@@ -115,16 +107,9 @@ def _check_alone(results: Sequence[AllocatedDevice]) -> None:
 
 def _check_one_backend(chosen: Sequence[tuple[AllocatedDevice, DecodedConfig | None]]) -> None:
     """Refuse two interfaces in one claim: a process cannot mix them. NVIDIA's driver expects one configuration too."""
-    policies: Mapping[str, str] = {
-        getattr(_iommu(config), "backendPolicy", "LegacyOnly"): result.device for result, config in chosen
-    }
+    policies = {backend_policy(config): result.device for result, config in chosen}
     if len(policies) > 1:
-        parts = " and ".join(f"{policy} for {device}" for policy, device in sorted(policies.items()))
-        raise ConfigError(
-            "DRA-VFIO-BACKENDS",
-            f"the claim asks for two interfaces of VFIO at once, {parts}: a process can use one of them only",
-            remedy="Write the same iommu.backendPolicy for all requests of the claim.",
-        )
+        raise backends_error(policies)
 
 
 def _function(result: AllocatedDevice, inventory: Inventory) -> VfioFunction:
