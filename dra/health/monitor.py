@@ -13,7 +13,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dra.errors import HostError
@@ -46,6 +46,8 @@ RESCAN_SECONDS = 3.0
 # For so long nobody may listen before that is said: a driver is being replaced.
 UNHEARD_SECONDS = 30.0
 _GONE = "DRA-GPU-GONE"
+# What changes of a GPU that is cut into partitions, and back.
+_PARTITIONS = frozenset({"mig_enabled", "mig_devices", "mig_profiles", "mig_mode_ours"})
 _NOT_LOADED = "DRA-NVML-DRIVER-NOT-LOADED"
 
 
@@ -124,6 +126,8 @@ class HealthMonitor:
         self._news = threading.Condition()
         self._readings: list[Answer] = []
         self._look = True
+        # GPUs to look at, where it is not all.
+        self._look_at: set[str] = set()
         self._inventory_is_new = True
         # One verdict at a time; taken before `_news`.
         self._telling = threading.Lock()
@@ -162,7 +166,7 @@ class HealthMonitor:
         if self._thread is not None:
             self._thread.join(timeout_seconds)
 
-    def inventory_changed(self, inventory: Inventory, _difference: InventoryDiff) -> None:
+    def inventory_changed(self, inventory: Inventory, difference: InventoryDiff) -> None:
         """Take that the inventory is another one (a subscriber of the live inventory).
 
         What is held against its devices is told before this returns: a pool that is built from the inventory
@@ -170,9 +174,11 @@ class HealthMonitor:
         """
         self._tell(inventory, ())
         self._ears.place(inventory)
+        cut = _cut_anew(difference)
         with self._news:
             self._inventory_is_new = True
-            self._look = True
+            self._look = self._look or not cut
+            self._look_at |= cut
             self._news.notify_all()
 
     def resume(self) -> None:
@@ -243,7 +249,7 @@ class HealthMonitor:
             self._stopping
             or bool(self._readings)
             or self._inventory_is_new
-            or (self._look and not self._checks.all_asked)
+            or ((self._look or bool(self._look_at)) and not self._checks.all_asked)
             or (self._ears.waiting and now >= self._next_batch)
         )
 
@@ -262,9 +268,10 @@ class HealthMonitor:
             heard = self._ears.take() if now >= self._next_batch else []
             readings, self._readings = self._readings, []
             new_inventory, self._inventory_is_new = self._inventory_is_new, False
-            look = (self._look or now >= self._next_check) and not self._checks.all_asked
-            if look:
-                self._look = False
+            free = not self._checks.all_asked
+            look, look_at = free and (self._look or now >= self._next_check), self._look_at
+            if free:
+                self._look, self._look_at = False, set()
         inventory = self._ports.inventory()
         if new_inventory:
             self._take_inventory(inventory)
@@ -279,6 +286,8 @@ class HealthMonitor:
                 self._judge(event, count, None)
         if look:
             self._check_all(inventory)
+        elif free and look_at:
+            self._check_some(inventory, look_at)
         self._note_unmonitored(inventory, now)
         self._look_for_lost(now)
         self._publish()
@@ -305,6 +314,11 @@ class HealthMonitor:
         )  # fmt: skip
 
     # -- checks ------------------------------------------------------------------------------------
+
+    def _check_some(self, inventory: Inventory, uuids: set[str]) -> None:
+        gpus = [gpu for gpu in self._awake(inventory) if gpu.uuid in uuids and gpu.unusable != _GONE]
+        if gpus and not self._checks.start(gpus):
+            self._next_check = min(self._next_check, time.monotonic() + self._fast_seconds)
 
     def _check_all(self, inventory: Inventory) -> None:
         gpus = []
@@ -420,6 +434,18 @@ class HealthMonitor:
             self._save_failed = error.code
             return
         self._saved, self._save_failed = conditions, ""
+
+
+def _cut_anew(difference: InventoryDiff) -> set[str]:
+    """Give the GPUs on which partitions were made or destroyed, if nothing else has changed. Pure.
+
+    It happens with every claim for a partition, and says nothing about the other GPUs.
+    """
+    if replace(difference, changed=()):
+        return set()
+    if any(set(each.changed) - _PARTITIONS for each in difference.changed):
+        return set()
+    return {each.after.uuid for each in difference.changed}
 
 
 def _heard_until(state: HealthState, *, same_boot: bool) -> float | None:

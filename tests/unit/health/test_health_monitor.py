@@ -10,6 +10,8 @@ import pytest
 from dra.health.monitor import HealthMonitor, HealthPorts
 from dra.health.policy import HealthPolicy
 from dra.host.paths import HostPaths
+from dra.inventory.diff import diff
+from dra.inventory.model import Inventory
 from dra.inventory.scan import Scanner
 from dra.nvml.node import session_of
 from dra.nvml.session import HoldPolicy
@@ -55,14 +57,14 @@ class Watched:
             kernel_log_path=log if kernel_log else log.with_name("none"), boot_id="boot", **{**SOON, **options},
         )  # fmt: skip
         self.monitor.start()
-        self.monitor.inventory_changed(self.inventory, None)
+        self.monitor.inventory_changed(self.inventory, diff(Inventory(), self.inventory))
 
     def rescan(self):
         self.scans += 1
         found = self.scanner.scan()
         if found != self.inventory:
-            self.inventory = found
-            self.monitor.inventory_changed(found, None)
+            difference, self.inventory = diff(self.inventory, found), found
+            self.monitor.inventory_changed(found, difference)
 
     def _told(self, verdict, _changes):
         with self.changed:
@@ -146,6 +148,26 @@ def test_partitions_that_come_are_known_by_their_events(watch):
     on.control.set_gpu(5, recovery_action=0)
     on.rescan()
     on.wait_marks()
+
+
+def test_partitions_that_come_have_their_gpu_asked_and_no_other(watch):
+    on = watch("dgx-h100", check_seconds=3600.0, fast_seconds=3600.0)
+
+    def asked():
+        return on.control.count_calls().get("nvmlDeviceGetTemperature", 0)
+
+    on.wait_watched(8)
+    assert wait_for(lambda: asked() >= 8 and not checks_running()), "the first check of all"
+    on.control.reset_calls()
+    on.control.set_mig_layout(5, [("1g.10gb", 0)])
+    on.rescan()
+    assert wait_for(lambda: asked() and not checks_running()), "a check"
+    assert asked() == 1
+    # Where a GPU goes, all are asked: what ails one may ail the others.
+    on.control.reset_calls()
+    on.control.lose_gpu(2)
+    on.rescan()
+    assert wait_for(lambda: asked() >= 7), "a check of all"
 
 
 def test_instances_that_a_gpu_without_mig_cannot_have_mean_the_whole_gpu(watch):
