@@ -5,44 +5,21 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from typing import Any
 
-from dra.api.rules.cause import CelCheck
-from dra.sim.apiserver import bodies, deletion, discovery, read, tables, write
-from dra.sim.apiserver.admission import Services
+from dra.sim.apiserver import bodies, deletion, discovery, patching, read, tables, write
 from dra.sim.apiserver.call import Call, check_write_options
+from dra.sim.apiserver.encoding import encode, to_yaml
 from dra.sim.apiserver.exchange import Request, Response, dump, text
 from dra.sim.apiserver.identity import ADMIN, User, acting
-from dra.sim.apiserver.kinds import table as kind_table
-from dra.sim.apiserver.kinds.base import Rules, Strategy
-from dra.sim.apiserver.negotiate import Wanted, negotiate
-from dra.sim.apiserver.registry import DEPRECATED, DRA, Registry, Resource
+from dra.sim.apiserver.kinds import special
+from dra.sim.apiserver.negotiate import negotiate
+from dra.sim.apiserver.registry import DEPRECATED, DRA, Resource
+from dra.sim.apiserver.state import ServerState
 from dra.sim.apiserver.status import ApiFailure, method_not_allowed, no_such_resource, unauthorized
-from dra.sim.apiserver.storage import Storage
 
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How the server behaves. `gates` are feature gates by name; `minor` is the Kubernetes version (1.`minor`);
-    `time_scale` is how long one second of a watch's timeoutSeconds lasts.
-    """
-
-    minor: int = 36
-    gates: Mapping[str, bool] = field(default_factory=dict)
-    dra_versions: tuple[str, ...] = ("v1", "v1beta2", "v1beta1", "v1alpha3")
-    cel_check: CelCheck | None = None
-    token: str | None = None
-    watch_seconds: float = 1800.0
-    bookmark_seconds: float = 60.0
-    time_scale: float = 1.0
-    node_lifecycle: bool = False
-    clock: Callable[[], float] = time.time
 
 
 @dataclass(slots=True)
@@ -58,56 +35,8 @@ class Path:
     old_watch: bool
 
 
-class Api:
+class Api(ServerState):
     """The API over one storage."""
-
-    def __init__(self, storage: Storage, registry: Registry, options: Options) -> None:
-        self.storage = storage
-        self.registry = registry
-        self.options = options
-        self.services = Services(storage.get)
-        # Who comes with a token of his own; whoever else comes in is the administrator.
-        self.users: dict[str, User] = {}
-        # Gives what a container of a pod printed; None where nobody runs it.
-        self.log_of: Callable[[Json, str], str | None] = lambda _pod, _container: None
-        self.stopping = False
-        self.rules = Rules(
-            gates=options.gates,
-            cel_check=options.cel_check,
-            now=self.now,
-            read=storage.get,
-            minor=options.minor,
-            node_lifecycle=options.node_lifecycle,
-        )
-        self._strategies: dict[str, Strategy] = {}
-
-    def clock(self) -> float:
-        """Seconds since the epoch, by the injected clock."""
-        return self.options.clock()
-
-    def now(self) -> str:
-        """The time as objects carry it."""
-        return self.after(0)
-
-    def after(self, seconds: float) -> str:
-        """The time some seconds from now as objects carry it."""
-        return datetime.fromtimestamp(self.clock() + seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-    def stopped(self) -> bool:
-        """Whether streams must end."""
-        return self.stopping
-
-    def strategy(self, resource: Resource) -> Strategy:
-        """Give the rules of a resource."""
-        found = self._strategies.get(resource.key)
-        if found is None or resource.custom is not None:
-            found = kind_table.strategy_for(resource, self.rules)
-            self._strategies[resource.key] = found
-        return found
-
-    def created(self, call: Call, obj: Json) -> None:
-        """Do what controllers do at once after a creation."""
-        kind_table.created(self, call, obj)
 
     def handle(self, request: Request) -> Response:
         """Answer a request."""
@@ -217,25 +146,25 @@ class Api:
 
     def _verb(self, call: Call, verb: str) -> Response:
         if call.subresource not in {"", "status"} or call.resource.verbs == ("create",):
-            return kind_table.answer_special(self, call, verb)
+            return special.answer(self, call, verb)
         if verb in _OPTIONS:
             check_write_options(call, _OPTIONS[verb])
         if verb == "get":
-            return self.reply(call, read.get(self, call))
+            return tables.reply(self, call, read.get(self, call))
         if verb == "watch":
             return read.watch(self, call)
         if verb == "list":
             objects, meta = read.list_objects(self, call)
-            return self.encode(call, 200, tables.many(self, call, objects, meta))
+            return encode(call.wanted, 200, tables.many(self, call, objects, meta))
         if verb == "create":
             body = bodies.shape_body(call, bodies.parse_body(call))
-            return self.reply(call, write.create(self, call, body), 201)
+            return tables.reply(self, call, write.create(self, call, body), 201)
         if verb == "update":
             obj, created = write.put(self, call)
-            return self.reply(call, obj)
+            return tables.reply(self, call, obj)
         if verb == "patch":
-            obj, created = write.patch(self, call)
-            return self.reply(call, obj, 201 if created else 200)
+            obj, created = patching.patch(self, call)
+            return tables.reply(self, call, obj, 201 if created else 200)
         if verb == "delete":
             return self._delete(call)
         return self._delete_collection(call)
@@ -243,8 +172,8 @@ class Api:
     def _delete(self, call: Call) -> Response:
         obj, gone = deletion.delete(self, call, deletion.read_options(call))
         if gone and not call.resource.returns_deleted:
-            return self.encode(call, 200, deletion.success(call, obj, gone=gone))
-        return self.reply(call, obj)
+            return encode(call.wanted, 200, deletion.success(call, obj, gone=gone))
+        return tables.reply(self, call, obj)
 
     def _delete_collection(self, call: Call) -> Response:
         options = deletion.read_options(call)
@@ -258,29 +187,7 @@ class Api:
                 # What went meanwhile is deleted.
                 if failure.reason != "NotFound":
                     raise
-        return self.encode(call, 200, tables.many(self, call, objects, meta))
-
-    def reply(self, call: Call, obj: Json, status: int = 200) -> Response:
-        """Answer with one stored object."""
-        return self.encode(call, status, tables.one(self, call, obj))
-
-    def encode(self, call: Call, status: int, body: Json) -> Response:
-        """Answer with a body in the encoding the client wants."""
-        return encode(call.wanted, status, body)
-
-
-def encode(wanted: Wanted, status: int, body: Any) -> Response:
-    """Answer in JSON or YAML."""
-    if wanted.encoding == "yaml":
-        return Response(status, to_yaml(body), "application/yaml")
-    return Response(status, dump(body, pretty=wanted.pretty))
-
-
-def to_yaml(body: Any) -> bytes:
-    """Give YAML with sorted keys, as the server writes it."""
-    import yaml
-
-    return str(yaml.safe_dump(body, default_flow_style=False, sort_keys=True)).encode()
+        return encode(call.wanted, 200, tables.many(self, call, objects, meta))
 
 
 def _page_not_found() -> PageNotFound:

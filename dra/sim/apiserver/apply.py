@@ -1,4 +1,4 @@
-"""Server-side apply, and who owns what after every other write.
+"""Server-side apply.
 
 Source: KEP 555 and k8s.io/apiserver/pkg/endpoints/handlers/fieldmanager.
 """
@@ -6,100 +6,31 @@ Source: KEP 555 and k8s.io/apiserver/pkg/endpoints/handlers/fieldmanager.
 from __future__ import annotations
 
 import json
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dra.api.rules.cause import Cause
-from dra.api.rules.decode import DecodeError, Findings, decode, parse_json, prune
+from dra.api.rules.decode import DecodeError, Findings, decode, parse_json
 from dra.api.rules.schema import Type
-from dra.sim.apiserver import bodies, managers
+from dra.sim.apiserver import bodies, managers, tracking, write
 from dra.sim.apiserver.call import Call, check_write_options, options_invalid
-from dra.sim.apiserver.convert import from_storage
 from dra.sim.apiserver.custom import shape
-from dra.sim.apiserver.fieldset import Difference, Path, ShapeError, compare, field_set, merge, remove
+from dra.sim.apiserver.fieldset import Path, ShapeError, compare, field_set, merge, remove
 from dra.sim.apiserver.managers import ManagerId, Owned
 from dra.sim.apiserver.shapes import shape_of
+from dra.sim.apiserver.state import ServerState
 from dra.sim.apiserver.status import ApiFailure, bad_request, internal
-
-if TYPE_CHECKING:
-    from dra.sim.apiserver.api import Api
 
 Json = dict[str, Any]
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _NOTE: Path = ("f:metadata", "f:annotations", f"f:{LAST_APPLIED}")
 
 
-def _versioned(call: Call, obj: Json) -> Json:
-    shown = from_storage(call.resource, call.version, obj)
-    return {**shown, "metadata": {k: v for k, v in shown["metadata"].items() if k != "managedFields"}}
-
-
-def _empty(call: Call) -> Json:
-    """Give what a new object of the kind holds before anybody sets a field."""
-    ref = call.resource.versions[call.version]
-    return _empty_of(ref) if ref else {"metadata": {}}
-
-
-@cache
-def _empty_of(ref: str) -> Json:
-    return prune(decode({}, ref, Findings()), ref)
-
-
-def _own(call: Call, paths: set[Path]) -> frozenset[Path]:
-    return managers.ownable(
-        paths, subresource=call.subresource, has_status="status" in call.resource.subresources
-    )
-
-
-def _updater(call: Call) -> ManagerId:
-    return ManagerId("Update", call.manager, call.group_version, call.subresource)
-
-
-def _difference(call: Call, old: Json, new: Json) -> Difference:
-    try:
-        return compare(old, new, shape_of(call.resource, call.version))
-    except ShapeError:
-        # A list that is not as its schema wants it was let in by validation: nobody owns more than the whole.
-        return Difference()
-
-
-def track_create(api: Api, call: Call, obj: Json) -> None:
-    """Note who set the fields of a new object."""
-    obj["metadata"].pop("managedFields", None)
-    difference = _difference(call, _empty(call), _versioned(call, obj))
-    who = _updater(call)
-    managers.write(obj, managers.after_update({}, who, difference, _own(call, difference.changed), api.now()))
-
-
-def track_update(api: Api, call: Call, new: Json, old: Json) -> None:
-    """Note who changed which fields.
-
-    An object whose list of managers was cleared is not tracked until somebody applies.
-    """
-    given = new["metadata"].get("managedFields")
-    if given is not None and all(not entry for entry in given):
-        new["metadata"].pop("managedFields", None)
-        return
-    # A write may set the list itself (kubectl does so when it turns to server-side apply).
-    known = managers.read(new) if given and not call.subresource else managers.read(old)
-    if not known:
-        new["metadata"].pop("managedFields", None)
-        return
-    difference = _difference(call, _versioned(call, old), _versioned(call, new))
-    who = _updater(call)
-    managers.write(
-        new, managers.after_update(known, who, difference, _own(call, difference.changed), api.now())
-    )
-
-
-def apply_patch(api: Api, call: Call) -> tuple[Json, bool]:
+def apply_patch(api: ServerState, call: Call) -> tuple[Json, bool]:
     """Apply a configuration; the second value says whether the object was made by it.
 
     Raises:
         ApiFailure: 400, 404 (a status of nothing), 409 with the conflicts, 422, 500.
     """
-    from dra.sim.apiserver import write
-
     check_write_options(call, "PatchOptions")
     if not call.query.get("fieldManager"):
         detail = "Required value: is required for apply patch"
@@ -164,9 +95,7 @@ def _checked(call: Call, config: Json) -> Json:
     return config
 
 
-def _create(api: Api, call: Call, config: Json) -> Json:
-    from dra.sim.apiserver import write
-
+def _create(api: ServerState, call: Call, config: Json) -> Json:
     if (config.get("metadata") or {}).get("uid"):
         raise ApiFailure(
             409,
@@ -176,10 +105,10 @@ def _create(api: Api, call: Call, config: Json) -> Json:
             "was found",
             details={"name": call.name, "group": call.resource.group, "kind": call.resource.plural},
         )
-    mine = _own(call, set(field_set(config, shape_of(call.resource, call.version))))
+    mine = tracking.own(call, set(field_set(config, shape_of(call.resource, call.version))))
     who = ManagerId("Apply", call.manager, call.group_version)
 
-    def tracker(_api: Api, _call: Call, obj: Json) -> None:
+    def tracker(_api: ServerState, _call: Call, obj: Json) -> None:
         managers.write(obj, {who: Owned(mine, api.now())})
 
     body = bodies.shape_body(call, config)
@@ -194,7 +123,7 @@ class _Session:
         self.config = config
         self.shape: Type = shape_of(call.resource, call.version)
         self.who = ManagerId("Apply", call.manager, call.group_version, call.subresource)
-        self.mine = _own(call, set(field_set(config, self.shape)))
+        self.mine = tracking.own(call, set(field_set(config, self.shape)))
         self.known: managers.Managers = {}
         self.fresh = False
 
@@ -208,7 +137,7 @@ class _Session:
         current = {**live, "metadata": {k: v for k, v in live["metadata"].items() if k != "managedFields"}}
         self.fresh = not known
         if not known:
-            before = compare(_empty(self.call), current, self.shape)
+            before = compare(tracking.empty(self.call), current, self.shape)
             owner = ManagerId("Update", "before-first-apply", self.call.group_version)
             paths = managers.ownable(before.changed, subresource="", has_status=False)
             known[owner] = Owned(paths, live["metadata"].get("creationTimestamp"))
@@ -273,9 +202,9 @@ class _Session:
         holders = {path[:n] for path in kept for n in range(1, len(path) + 1)}
         return {path for path in last.paths if path not in holders}
 
-    def track(self, api: Api, call: Call, new: Json, old: Json) -> None:
+    def track(self, api: ServerState, call: Call, new: Json, old: Json) -> None:
         """Note the new owner."""
-        difference = _difference(call, _versioned(call, old), _versioned(call, new))
+        difference = tracking.difference(call, tracking.versioned(call, old), tracking.versioned(call, new))
         if _NOTE not in self.mine:
             # The server writes kubectl's note on nobody's behalf.
             difference.modified.discard(_NOTE)

@@ -13,7 +13,7 @@ from dra.sim.apiserver.validation.structural import unknown_words
 
 Json = dict[str, Any]
 
-_SCHEME = 'in scheme "k8s.io/kubernetes/pkg/api/legacyscheme/scheme.go:30"'
+SCHEME = 'in scheme "k8s.io/kubernetes/pkg/api/legacyscheme/scheme.go:30"'
 _PROTOBUF_PREFIX = b"k8s\x00"
 
 
@@ -138,7 +138,7 @@ def shape_body(call: Call, value: Any, *, expect_version: bool = True) -> Json:
     handled = f'{given_kind} in version "{short}" cannot be handled as a {kind}'
     if not known:
         raise bad_request(
-            f'{handled}: no kind "{given_kind}" is registered for version "{given_version}" {_SCHEME}'
+            f'{handled}: no kind "{given_kind}" is registered for version "{given_version}" {SCHEME}'
         )
     ref = call.resource.versions[call.version]
     if given_kind != kind or given_version != version:
@@ -146,7 +146,7 @@ def shape_body(call: Call, value: Any, *, expect_version: bool = True) -> Json:
     decoded = decode_as(call, value, ref, handled)
     if given_kind != kind:
         raise bad_request(
-            f'{handled}: no kind "{given_kind}" is registered for version "{given_version}" {_SCHEME}'
+            f'{handled}: no kind "{given_kind}" is registered for version "{given_version}" {SCHEME}'
         )
     if expect_version and given_version != version:
         raise bad_request(

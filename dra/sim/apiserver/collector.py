@@ -7,15 +7,13 @@ no work, however many there are. Source: the garbage collector and namespace con
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dra.sim.apiserver.custom import CLEANUP, DEFINITIONS
 from dra.sim.apiserver.deletion import FOREGROUND, ORPHAN, finished
 from dra.sim.apiserver.dependents import Dependents, Place
+from dra.sim.apiserver.state import ServerState
 from dra.sim.apiserver.storage import Change, Key, Storage
-
-if TYPE_CHECKING:
-    from dra.sim.apiserver.api import Api
 
 Json = dict[str, Any]
 
@@ -23,7 +21,7 @@ Json = dict[str, Any]
 class Collector:
     """Deletes what has lost its owners, and works off the finalizers that mean "wait for the dependents"."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: ServerState) -> None:
         self._api = api
         self._storage: Storage = api.storage
         self._wake = threading.Event()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dra.api.rules.cause import Cause
 from dra.api.rules.decode import DecodeError, parse_json
-from dra.sim.apiserver.admission import Admission
+from dra.sim.apiserver.admission.admission import Admission
 from dra.sim.apiserver.call import Call, dry_run, options_invalid, parse_int
 from dra.sim.apiserver.custom import CLEANUP
+from dra.sim.apiserver.state import ServerState
 from dra.sim.apiserver.status import bad_request, conflict, forbidden
-
-if TYPE_CHECKING:
-    from dra.sim.apiserver.api import Api
 
 Json = dict[str, Any]
 _POLICIES = ("Foreground", "Background", "Orphan")
@@ -74,7 +72,7 @@ def _check_options(options: Json) -> None:
         raise options_invalid("DeleteOptions", Cause("FieldValueNotSupported", "propagationPolicy", detail))
 
 
-def delete(api: Api, call: Call, options: Json) -> tuple[Json, bool]:
+def delete(api: ServerState, call: Call, options: Json) -> tuple[Json, bool]:
     """Delete one object; gives its state and whether it is gone.
 
     Raises:
@@ -91,7 +89,7 @@ def delete(api: Api, call: Call, options: Json) -> tuple[Json, bool]:
         return _delete(api, call, options, dry=dry)
 
 
-def _delete(api: Api, call: Call, options: Json, *, dry: bool) -> tuple[Json, bool]:
+def _delete(api: ServerState, call: Call, options: Json, *, dry: bool) -> tuple[Json, bool]:
     resource = call.resource
     current = api.storage.get(resource.key, call.key)
     if current is None:
@@ -138,7 +136,7 @@ def grace_seconds(current: Json, options: Json) -> int | None:
     return max(int(seconds), 1) if int(seconds) < 0 else int(seconds)
 
 
-def _mark(api: Api, call: Call, current: Json, options: Json) -> Json | None:
+def _mark(api: ServerState, call: Call, current: Json, options: Json) -> Json | None:
     """Give the object as it stays while its deletion waits; None where it can go at once."""
     meta = current["metadata"]
     finalizers = _finalizers(call, current, options)
@@ -169,7 +167,7 @@ def _mark(api: Api, call: Call, current: Json, options: Json) -> Json | None:
     return marked
 
 
-def _mark_definition(api: Api, current: Json) -> Json:
+def _mark_definition(api: ServerState, current: Json) -> Json:
     """Give a definition as it stays until its objects are gone."""
     if current["metadata"].get("deletionTimestamp"):
         return current

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dra.sim.apiserver import openapi, openapi_v2
+from dra.sim.apiserver.encoding import encode
 from dra.sim.apiserver.exchange import Request, Response, dump, text
 from dra.sim.apiserver.negotiate import clauses, negotiate, not_acceptable, router_not_acceptable
 from dra.sim.apiserver.registry import Resource
+from dra.sim.apiserver.state import ServerState
 from dra.sim.apiserver.status import method_not_allowed, no_such_resource
-
-if TYPE_CHECKING:
-    from dra.sim.apiserver.api import Api
 
 Json = dict[str, Any]
 
@@ -21,7 +20,7 @@ _AGGREGATED = "APIGroupDiscoveryList"
 _HEALTH = ("/healthz", "/livez", "/readyz")
 
 
-def answer(api: Api, request: Request) -> Response | None:
+def answer(api: ServerState, request: Request) -> Response | None:
     """Answer a path that belongs to no resource, None where it does not."""
     path = request.path.rstrip("/") or "/"
     if path.startswith(_HEALTH) and path.split("/")[1] in {"healthz", "livez", "readyz"}:
@@ -66,8 +65,6 @@ def _encoded(request: Request, body: Json) -> Response:
     Raises:
         ApiFailure: 406.
     """
-    from dra.sim.apiserver.api import encode
-
     wanted = negotiate(request.headers.get("accept"), pretty=request.query.get("pretty", ""))
     if wanted.shape:
         raise not_acceptable()
@@ -93,7 +90,7 @@ def version(minor: int) -> Json:
     }
 
 
-def _versions(api: Api, request: Request) -> Json:
+def _versions(api: ServerState, request: Request) -> Json:
     host = request.headers.get("host", "127.0.0.1")
     return {
         "kind": "APIVersions",
@@ -102,12 +99,12 @@ def _versions(api: Api, request: Request) -> Json:
     }
 
 
-def _group(api: Api, group: str) -> Json:
+def _group(api: ServerState, group: str) -> Json:
     versions = [{"groupVersion": f"{group}/{v}", "version": v} for v in api.registry.group_versions()[group]]
     return {"name": group, "versions": versions, "preferredVersion": versions[0]}
 
 
-def _group_list(api: Api) -> Json:
+def _group_list(api: ServerState) -> Json:
     groups = [_group(api, group) for group in api.registry.group_versions() if group]
     return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
 
@@ -118,7 +115,7 @@ def storage_hash(resource: Resource) -> str:
     return base64.b64encode(hashlib.sha256(raw.encode()).digest()[:8]).decode()
 
 
-def _resource_list(api: Api, group: str, version: str) -> Json:
+def _resource_list(api: ServerState, group: str, version: str) -> Json:
     resources: list[Json] = []
     found = list(api.registry.in_version(group, version))
     if not found:
@@ -180,7 +177,7 @@ def _wanted_version(request: Request) -> str:
     return ""
 
 
-def _aggregated(api: Api, path: str, wanted: str) -> Response:
+def _aggregated(api: ServerState, path: str, wanted: str) -> Response:
     items: list[Json] = []
     for group, versions in api.registry.group_versions().items():
         if (group == "") != (path == "/api"):
@@ -233,7 +230,7 @@ def _aggregated_resource(resource: Resource) -> Json:
     return entry
 
 
-def _openapi(api: Api, path: str) -> Response:
+def _openapi(api: ServerState, path: str) -> Response:
     parts = path.split("/")
     if parts[0] == "api" and len(parts) == 2:
         group, version = "", parts[1]
@@ -246,7 +243,7 @@ def _openapi(api: Api, path: str) -> Response:
     return Response(200, dump(openapi.document(api.registry, group, version)), headers={"Vary": "Accept"})
 
 
-def _openapi_v2(api: Api, request: Request) -> Response:
+def _openapi_v2(api: ServerState, request: Request) -> Response:
     made = openapi_v2.document(api.registry)
     vary = {"Vary": "Accept-Encoding"}
     for media, _ in clauses(request.headers.get("accept") or "*/*"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dra.api.rules.cause import Cause
 from dra.api.rules.decode import DecodeError, parse_json
@@ -13,12 +13,10 @@ from dra.sim.apiserver.call import Call, options_invalid, parse_int
 from dra.sim.apiserver.convert import from_storage
 from dra.sim.apiserver.exchange import Response
 from dra.sim.apiserver.selectors import INDEXED, Matcher, field_matcher, indexed_value, label_matcher, lookup
+from dra.sim.apiserver.state import ServerState
 from dra.sim.apiserver.status import bad_request, expired, internal, too_large_version
 from dra.sim.apiserver.storage import ExpiredError, Key
 from dra.sim.apiserver.watch import Trigger, WatchPlan, stream
-
-if TYPE_CHECKING:
-    from dra.sim.apiserver.api import Api
 
 Json = dict[str, Any]
 
@@ -30,7 +28,7 @@ TOO_OLD_CONTINUE = (
 )
 
 
-def get(api: Api, call: Call) -> Json:
+def get(api: ServerState, call: Call) -> Json:
     """Give one object as stored.
 
     Raises:
@@ -88,7 +86,7 @@ def matcher(call: Call) -> tuple[Matcher, bool]:
     return matches, fields is not None or labels is not None
 
 
-def trigger_of(api: Api, call: Call) -> Trigger | None:
+def trigger_of(api: ServerState, call: Call) -> Trigger | None:
     """Give the index and the value to which a call's field selector comes down, None where there is no such."""
     value = indexed_value(call.resource.key, call.query.get("fieldSelector", ""))
     if value is None:
@@ -175,7 +173,7 @@ def _decode_continue(token: str) -> tuple[int, str]:
     return int(content.get("rv", 0)), str(content.get("start", ""))
 
 
-def list_objects(api: Api, call: Call) -> tuple[list[Json], Json]:
+def list_objects(api: ServerState, call: Call) -> tuple[list[Json], Json]:
     """Give the objects of a list (as stored) and the list's metadata.
 
     Raises:
@@ -232,7 +230,7 @@ def _watch_revision(call: Call) -> int | None:
     return int(text) if text else None
 
 
-def watch(api: Api, call: Call) -> Response:
+def watch(api: ServerState, call: Call) -> Response:
     """Open a watch.
 
     Raises:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from dra.api.rules.cause import CelCheck
-from dra.sim.apiserver.api import Api, Options
+from dra.sim.apiserver.api import Api
 from dra.sim.apiserver.collector import Collector
 from dra.sim.apiserver.exchange import Request, Response
 from dra.sim.apiserver.faults import Faults, RequestLog
@@ -26,6 +26,7 @@ from dra.sim.apiserver.http import Listener
 from dra.sim.apiserver.identity import User
 from dra.sim.apiserver.kinds.custom import follow_definitions
 from dra.sim.apiserver.registry import Registry
+from dra.sim.apiserver.state import Options
 from dra.sim.apiserver.storage import Storage
 
 Json = dict[str, Any]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dra.api.rules.decode import Findings, decode, prune
 from dra.sim.apiserver.call import Call
 from dra.sim.apiserver.columns import Column
 from dra.sim.apiserver.convert import from_storage
 from dra.sim.apiserver.custom import DEFINITIONS
+from dra.sim.apiserver.encoding import encode
+from dra.sim.apiserver.exchange import Response
 from dra.sim.apiserver.printers import columns_of
+from dra.sim.apiserver.state import ServerState
 from dra.sim.apiserver.status import bad_request
-
-if TYPE_CHECKING:
-    from dra.sim.apiserver.api import Api
 
 Json = dict[str, Any]
 
@@ -41,7 +41,7 @@ def item(call: Call, obj: Json) -> Json:
     return {k: v for k, v in shown.items() if k not in {"kind", "apiVersion"}}
 
 
-def one(api: Api, call: Call, obj: Json) -> Json:
+def one(api: ServerState, call: Call, obj: Json) -> Json:
     """Give one object as the client wants it."""
     wanted = call.wanted
     if wanted.shape == "Table":
@@ -51,7 +51,12 @@ def one(api: Api, call: Call, obj: Json) -> Json:
     return plain(call, obj)
 
 
-def many(api: Api, call: Call, objects: list[Json], meta: Json) -> Json:
+def reply(api: ServerState, call: Call, obj: Json, status: int = 200) -> Response:
+    """Answer with one stored object."""
+    return encode(call.wanted, status, one(api, call, obj))
+
+
+def many(api: ServerState, call: Call, objects: list[Json], meta: Json) -> Json:
     """Give a list as the client wants it."""
     wanted = call.wanted
     if wanted.shape == "Table":
@@ -71,7 +76,7 @@ def many(api: Api, call: Call, objects: list[Json], meta: Json) -> Json:
     }
 
 
-def table(api: Api, call: Call, objects: list[Json], meta: Json, *, header: bool = True) -> Json:
+def table(api: ServerState, call: Call, objects: list[Json], meta: Json, *, header: bool = True) -> Json:
     """Give a Table.
 
     Raises:
@@ -119,7 +124,7 @@ def _definition(column: Column) -> Json:
 class EventEncoder:
     """Gives the objects of watch events; a Table's first event alone carries the columns."""
 
-    def __init__(self, api: Api, call: Call) -> None:
+    def __init__(self, api: ServerState, call: Call) -> None:
         self._api = api
         self._call = call
         self._header = True

@@ -8,25 +8,22 @@ overtaken is tried again.
 from __future__ import annotations
 
 import copy
-import json
 import secrets
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dra.api.rules.cause import Cause
-from dra.api.rules.decode import DecodeError, Findings, decode, parse_json, prune
+from dra.api.rules.decode import prune
 from dra.api.rules.meta import validate_meta_update
-from dra.api.rules.schema import Type
-from dra.sim.apiserver import apply, bodies, deletion
-from dra.sim.apiserver.admission import Admission
-from dra.sim.apiserver.call import Call, check_write_options, dry_run, options_invalid
+from dra.sim.apiserver import bodies, deletion, tracking
+from dra.sim.apiserver.admission.admission import Admission
+from dra.sim.apiserver.call import Call, check_write_options, dry_run
 from dra.sim.apiserver.convert import from_storage, to_storage
-from dra.sim.apiserver.custom import as_stored, shape
+from dra.sim.apiserver.custom import as_stored
 from dra.sim.apiserver.kinds.base import Strategy, keep
-from dra.sim.apiserver.patch import json_patch, merge_patch, strategic_patch
+from dra.sim.apiserver.kinds.created import created
+from dra.sim.apiserver.state import ServerState
 from dra.sim.apiserver.status import (
-    ApiFailure,
     already_exists,
     bad_request,
     conflict,
@@ -35,9 +32,6 @@ from dra.sim.apiserver.status import (
     invalid,
     not_found,
 )
-
-if TYPE_CHECKING:
-    from dra.sim.apiserver.api import Api
 
 Json = dict[str, Any]
 
@@ -48,7 +42,7 @@ _NAME_BASE = 58
 _MOST_RACES = 5
 
 
-def create(api: Api, call: Call, body: Json, *, tracker: Any = None) -> Json:
+def create(api: ServerState, call: Call, body: Json, *, tracker: Any = None) -> Json:
     """Store a new object and give it (storage version).
 
     Raises:
@@ -78,7 +72,7 @@ def create(api: Api, call: Call, body: Json, *, tracker: Any = None) -> Json:
         return _store_new(api, call, made, dry=dry)
 
 
-def _made(api: Api, call: Call, obj: Json, tracker: Any) -> Json:
+def _made(api: ServerState, call: Call, obj: Json, tracker: Any) -> Json:
     """Give a new object as it is to be stored: named, defaulted, admitted, checked.
 
     Raises:
@@ -94,7 +88,7 @@ def _made(api: Api, call: Call, obj: Json, tracker: Any) -> Json:
     strategy.prepare_create(obj, call)
     # Managers own what they sent and its defaults, not what admission adds.
     sent = pruned(call, obj)
-    (tracker or apply.track_create)(api, call, sent)
+    (tracker or tracking.track_create)(api, call, sent)
     owners = sent["metadata"].pop("managedFields", None)
     admission_adds = strategy.admit_create(obj, call)
     causes = [*strategy.validate_meta(obj, call), *strategy.validate_create(obj, call)]
@@ -107,7 +101,7 @@ def _made(api: Api, call: Call, obj: Json, tracker: Any) -> Json:
     return obj
 
 
-def _identify(api: Api, meta: Json) -> None:
+def _identify(api: ServerState, meta: Json) -> None:
     """Set what only the server sets: UID, time, and the name where a prefix was given.
 
     Raises:
@@ -124,7 +118,7 @@ def _identify(api: Api, meta: Json) -> None:
         meta["name"] = meta["generateName"][:_NAME_BASE] + suffix
 
 
-def _store_new(api: Api, call: Call, obj: Json, *, dry: bool) -> Json:
+def _store_new(api: ServerState, call: Call, obj: Json, *, dry: bool) -> Json:
     """Store a new object, or only say that it could be.
 
     Raises:
@@ -142,7 +136,7 @@ def _store_new(api: Api, call: Call, obj: Json, *, dry: bool) -> Json:
     if dry:
         return obj
     stored = api.storage.put(resource.key, key, obj)
-    api.created(call, stored)
+    created(api, call, stored)
     return stored
 
 
@@ -197,7 +191,7 @@ def check_name(call: Call, meta: Json) -> None:
         )
 
 
-def require_namespace(api: Api, call: Call, meta: Json) -> None:
+def require_namespace(api: ServerState, call: Call, meta: Json) -> None:
     """Refuse objects in namespaces that do not exist or are going away.
 
     Raises:
@@ -230,7 +224,7 @@ Transform = Callable[[Json], Json]
 
 
 def update(
-    api: Api, call: Call, transform: Transform, *, kind: str, tracker: Any = None
+    api: ServerState, call: Call, transform: Transform, *, kind: str, tracker: Any = None
 ) -> tuple[Json, bool]:
     """Change an object: `transform` makes the new state (request version) from the current one.
 
@@ -262,7 +256,7 @@ def update(
     raise conflict(call.resource.plural, call.resource.group, call.name)
 
 
-def _transformed(api: Api, call: Call, transform: Transform) -> tuple[Json, Json]:
+def _transformed(api: ServerState, call: Call, transform: Transform) -> tuple[Json, Json]:
     """Give the object that a client wants (storage version), and the stored one.
 
     Raises:
@@ -278,7 +272,7 @@ def _transformed(api: Api, call: Call, transform: Transform) -> tuple[Json, Json
     return new, old
 
 
-def _changed(api: Api, call: Call, new: Json, old: Json, tracker: Any) -> Json:
+def _changed(api: ServerState, call: Call, new: Json, old: Json, tracker: Any) -> Json:
     """Give a changed object as it is to be stored.
 
     Raises:
@@ -301,11 +295,11 @@ def _changed(api: Api, call: Call, new: Json, old: Json, tracker: Any) -> Json:
     new = pruned(call, new)
     if strategy.generation and not status and strategy.spec_of(new) != strategy.spec_of(old):
         new["metadata"]["generation"] = int(old["metadata"].get("generation") or 0) + 1
-    (tracker or apply.track_update)(api, call, new, old)
+    (tracker or tracking.track_update)(api, call, new, old)
     return new
 
 
-def _store_changed(api: Api, call: Call, new: Json, old: Json, *, dry: bool) -> tuple[Json, bool]:
+def _store_changed(api: ServerState, call: Call, new: Json, old: Json, *, dry: bool) -> tuple[Json, bool]:
     """Store a change, if it is one and not only tried; the second value says whether it is one."""
     if call.resource.custom is not None:
         new = as_stored(new)
@@ -360,7 +354,7 @@ def restore_meta(new: Json, old: Json) -> None:
     meta.pop("selfLink", None)
 
 
-def put(api: Api, call: Call) -> tuple[Json, bool]:
+def put(api: ServerState, call: Call) -> tuple[Json, bool]:
     """Replace an object.
 
     Raises:
@@ -394,102 +388,3 @@ def put(api: Api, call: Call) -> tuple[Json, bool]:
     ):
         return create(api, call, body), True
     return update(api, call, replaced, kind="UpdateOptions")
-
-
-def patch(api: Api, call: Call) -> tuple[Json, bool]:
-    """Apply a patch of any type; the second value says whether the object was made by it.
-
-    Raises:
-        ApiFailure: 400, 404, 409, 415, 422.
-    """
-    media = bodies.media_type(call)
-    if media == "application/apply-patch+yaml":
-        return apply.apply_patch(api, call)
-    kinds = {
-        "application/merge-patch+json": "merge",
-        "application/json-patch+json": "json",
-        "application/strategic-merge-patch+json": "strategic",
-    }
-    kind = kinds.get(media)
-    if kind == "strategic" and call.resource.custom is not None:
-        types = "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml"
-        text = "the body of the request was in an unknown format - accepted media types include: "
-        raise ApiFailure(415, "UnsupportedMediaType", text + types)
-    if kind is None:
-        raise bodies.unsupported_media_type()
-    if "force" in call.query:
-        detail = "Forbidden: may not be specified for non-apply patch"
-        raise options_invalid("PatchOptions", Cause("FieldValueForbidden", "force", detail))
-    if api.storage.get(call.resource.key, call.key) is None:
-        raise call.not_found()
-    document = _patch_document(call, kind)
-
-    def patched(current: Json) -> Json:
-        if kind == "merge":
-            result = merge_patch(current, document)
-        elif kind == "json":
-            result = json_patch(current, document)
-        else:
-            ref = call.resource.versions[call.version]
-            result = strategic_patch(current, document, Type("struct", ref=ref) if ref else Type("any"))
-        return _reshape(call, result)
-
-    return update(api, call, patched, kind="PatchOptions")[0], False
-
-
-def _patch_document(call: Call, kind: str) -> Any:
-    try:
-        document = parse_json(call.request.body.decode("utf-8", "replace"))
-    except DecodeError as error:
-        raise bad_request(f"error decoding patch: {error}") from error
-    expected, go_type = (
-        (list, "[]handlers.jsonPatchOp") if kind == "json" else (dict, "map[string]interface {}")
-    )
-    if not isinstance(document, expected):
-        word = "array" if isinstance(document, list) else "object" if isinstance(document, dict) else "string"
-        raise bad_request(
-            f"error decoding patch: json: cannot unmarshal {word} into Go value of type {go_type}"
-        )
-    return document
-
-
-def _reshape(call: Call, result: Any) -> Json:
-    """Decode a patched object again; what does not fit is an invalid patch.
-
-    Raises:
-        ApiFailure: 422, 400 for a changed name.
-    """
-    ref = call.resource.versions[call.version]
-    shown = json.dumps(result, separators=(",", ":"), sort_keys=True)
-
-    def bad(why: str) -> ApiFailure:
-        quoted = json.dumps(shown)
-        return invalid("", "", "", [Cause("FieldValueInvalid", "patch", f"Invalid value: {quoted}: {why}")])
-
-    if not isinstance(result, dict):
-        raise bad("json: cannot unmarshal array into Go value")
-    wanted = (call.resource.kind, call.group_version)
-    given = (result.get("kind"), result.get("apiVersion"))
-    if given != wanted:
-        if not given[0]:
-            raise bad("Object 'Kind' is missing in '" + shown + "'")
-        if call.resource.custom is not None:
-            raise bad_request(f"{given[1]}, Kind={given[0]} is not {wanted[1]}, Kind={wanted[0]}")
-        raise bad(f'no kind "{given[0]}" is registered for version "{given[1]}" {bodies._SCHEME}')
-    findings = Findings()
-    try:
-        shaped = (
-            decode(result, ref, findings)
-            if ref
-            else shape(result, call.resource.custom.schemas.get(call.version) or {}, findings)
-        )
-    except DecodeError as error:
-        raise bad(str(error)) from error
-    strictness = call.query.get("fieldValidation") or "Warn"
-    if findings.problems and strictness == "Strict":
-        raise bad(f"strict decoding error: {', '.join(findings.problems)}")
-    if strictness != "Ignore":
-        for problem in findings.problems:
-            call.warn(problem)
-    check_name(call, shaped.get("metadata") or {})
-    return {**shaped, "kind": call.resource.kind, "apiVersion": call.group_version}

@@ -10,7 +10,7 @@ import copy
 import json
 import uuid
 from base64 import b64decode
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dra.api.rules.decode import DecodeError, Findings, decode
 from dra.sim.apiserver.admission.caller import WebhookUnreachable, ask
@@ -27,10 +27,8 @@ from dra.sim.apiserver.call import Call
 from dra.sim.apiserver.convert import to_storage
 from dra.sim.apiserver.custom import shape
 from dra.sim.apiserver.patch import json_patch
+from dra.sim.apiserver.state import ServerState
 from dra.sim.apiserver.status import ApiFailure, bad_request, internal_error
-
-if TYPE_CHECKING:
-    from dra.sim.apiserver.api import Api
 
 Json = dict[str, Any]
 _OPTIONS = {"CREATE": "CreateOptions", "UPDATE": "UpdateOptions", "DELETE": "DeleteOptions"}
@@ -41,7 +39,7 @@ class Admission:
     the server themselves.
     """
 
-    def __init__(self, api: Api, call: Call, operation: str, *, dry: bool) -> None:
+    def __init__(self, api: ServerState, call: Call, operation: str, *, dry: bool) -> None:
         self._api, self._call, self._operation, self._dry = api, call, operation, dry
         self._mutating = hooks_for(api, call, operation, mutating=True)
         self._validating = hooks_for(api, call, operation, mutating=False)

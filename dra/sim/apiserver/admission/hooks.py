@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dra.cel import CelCompileError, CelEvalError
 from dra.cel.expression import compile_untyped, native
 from dra.sim.apiserver.call import Call
 from dra.sim.apiserver.convert import from_storage
-
-if TYPE_CHECKING:
-    from dra.sim.apiserver.api import Api
+from dra.sim.apiserver.state import ServerState
 
 Json = dict[str, Any]
 
@@ -48,7 +46,7 @@ class ConditionError(Exception):
     """A match condition could not be evaluated."""
 
 
-def hooks_for(api: Api, call: Call, operation: str, *, mutating: bool) -> list[Hook]:
+def hooks_for(api: ServerState, call: Call, operation: str, *, mutating: bool) -> list[Hook]:
     """Give the webhooks whose rules fit, in the order in which they are called: by configuration, then as listed."""
     resource = call.resource
     if resource.key in _EXEMPT or call.subresource not in {"", "status"} or resource.verbs == ("create",):
@@ -118,7 +116,7 @@ def _resource_fits(pattern: str, wanted: str) -> bool:
     return left in {"*", plural} and (right == "*" or (right == subresource and bool(subresource)))
 
 
-def selectors_fit(api: Api, config: Json, call: Call, objects: Iterable[Json | None]) -> bool:
+def selectors_fit(api: ServerState, config: Json, call: Call, objects: Iterable[Json | None]) -> bool:
     """Whether the selectors of a webhook or policy take an object (any of the new and the old one)."""
     present = [obj for obj in objects if obj is not None]
     wanted = config.get("objectSelector") or {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dra.cel import CelCompileError, CelEvalError
 from dra.cel.errors import Failure
@@ -31,10 +31,8 @@ from dra.sim.apiserver.policy_expressions import (
     expressions_of,
     variables_in,
 )
+from dra.sim.apiserver.state import ServerState
 from dra.sim.apiserver.status import ApiFailure, forbidden
-
-if TYPE_CHECKING:
-    from dra.sim.apiserver.api import Api
 
 Json = dict[str, Any]
 
@@ -69,7 +67,7 @@ class _Config(Exception):  # noqa: N818 - its argument is the denial that it com
     """A policy or a binding cannot be used as it stands."""
 
 
-def policies_for(api: Api, call: Call, operation: str) -> list[Policy]:
+def policies_for(api: ServerState, call: Call, operation: str) -> list[Policy]:
     """Give the policies with a binding whose rules fit a request."""
     resource = call.resource
     if resource.key in {POLICIES, BINDINGS} or call.subresource not in {"", "status"}:
@@ -90,7 +88,7 @@ def policies_for(api: Api, call: Call, operation: str) -> list[Policy]:
 
 
 def check(
-    api: Api, call: Call, policy: Policy, request: Json, objects: tuple[Json | None, Json | None]
+    api: ServerState, call: Call, policy: Policy, request: Json, objects: tuple[Json | None, Json | None]
 ) -> list[Denial]:
     """Let a policy judge a request; gives what denies it, and adds the warnings of its bindings to the call.
 
@@ -141,7 +139,7 @@ def failure_of(call: Call, name: str, denial: Denial) -> ApiFailure:
     return failure
 
 
-def _values(api: Api, call: Call, request: Json, params: Json | None) -> Json:
+def _values(api: ServerState, call: Call, request: Json, params: Json | None) -> Json:
     about = {key: value for key, value in request.items() if key not in {"object", "oldObject", "uid"}}
     namespace = api.storage.get("/namespaces", ("", call.namespace)) if call.resource.namespaced else None
     return {
@@ -153,7 +151,7 @@ def _values(api: Api, call: Call, request: Json, params: Json | None) -> Json:
     }
 
 
-def _params(api: Api, call: Call, policy: Policy, binding: Json) -> list[Json | None]:
+def _params(api: ServerState, call: Call, policy: Policy, binding: Json) -> list[Json | None]:
     """Give the parameter objects with which a binding has its policy evaluated; one None where it has none.
 
     Raises:

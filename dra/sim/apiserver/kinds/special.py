@@ -5,20 +5,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dra.api.rules.decode import parse_json
-from dra.sim.apiserver import bodies, deletion
+from dra.sim.apiserver import bodies, deletion, tables, write
 from dra.sim.apiserver.call import Call, parse_int
+from dra.sim.apiserver.encoding import encode
 from dra.sim.apiserver.exchange import Response, text
 from dra.sim.apiserver.patch import merge_patch
+from dra.sim.apiserver.state import ServerState
 from dra.sim.apiserver.status import ApiFailure, bad_request, conflict, internal, not_found
 
-if TYPE_CHECKING:
-    from dra.sim.apiserver.api import Api
-
 Json = dict[str, Any]
-Handler = Callable[["Api", Call, str], Response]
+Handler = Callable[[ServerState, Call, str], Response]
 
 
 def _body(call: Call) -> Json:
@@ -26,12 +25,12 @@ def _body(call: Call) -> Json:
     return value if isinstance(value, dict) else {}
 
 
-def _success(api: Api, call: Call, code: int = 201) -> Response:
+def _success(api: ServerState, call: Call, code: int = 201) -> Response:
     body = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": code}
-    return api.encode(call, code, body)
+    return encode(call.wanted, code, body)
 
 
-def bind_pod(api: Api, call: Call, verb: str) -> Response:
+def bind_pod(api: ServerState, call: Call, verb: str) -> Response:
     """Put a pod on a node (what a scheduler does), unless it is on one.
 
     Raises:
@@ -92,14 +91,14 @@ def bind_pod(api: Api, call: Call, verb: str) -> Response:
     return _success(api, call)
 
 
-def evict_pod(api: Api, call: Call, verb: str) -> Response:
+def evict_pod(api: ServerState, call: Call, verb: str) -> Response:
     """Delete a pod on behalf of an eviction (disruption budgets are not looked at)."""
     eviction = _body(call)
     deletion.delete(api, call, eviction.get("deleteOptions") or {})
     return _success(api, call)
 
 
-def finalize_namespace(api: Api, call: Call, verb: str) -> Response:
+def finalize_namespace(api: ServerState, call: Call, verb: str) -> Response:
     """Change the finalizers of a namespace.
 
     Raises:
@@ -116,11 +115,11 @@ def finalize_namespace(api: Api, call: Call, verb: str) -> Response:
             spec["finalizers"] = finalizers
         new = {**old, "spec": spec}
         if deletion.finished(new):
-            return api.reply(call, api.storage.delete(call.resource.key, call.key, new))
-        return api.reply(call, api.storage.put(call.resource.key, call.key, new))
+            return tables.reply(api, call, api.storage.delete(call.resource.key, call.key, new))
+        return tables.reply(api, call, api.storage.put(call.resource.key, call.key, new))
 
 
-def pod_log(api: Api, call: Call, verb: str) -> Response:
+def pod_log(api: ServerState, call: Call, verb: str) -> Response:
     """Give what a container printed, as far as its program is played.
 
     Raises:
@@ -155,29 +154,29 @@ def _log_container(call: Call, spec: Json) -> str:
     return wanted or (main[0] if main else "")
 
 
-def access_review(api: Api, call: Call, verb: str) -> Response:
+def access_review(api: ServerState, call: Call, verb: str) -> Response:
     """Everybody may do everything."""
     body = {k: v for k, v in bodies.shape_body(call, _body(call)).items() if k != "status"}
-    return api.encode(call, 201, {**body, "metadata": {}, "status": {"allowed": True}})
+    return encode(call.wanted, 201, {**body, "metadata": {}, "status": {"allowed": True}})
 
 
-def rules_review(api: Api, call: Call, verb: str) -> Response:
+def rules_review(api: ServerState, call: Call, verb: str) -> Response:
     """Give rules that allow everything."""
     every = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}
     urls = {"verbs": ["*"], "nonResourceURLs": ["*"]}
     status = {"resourceRules": [every], "nonResourceRules": [urls], "incomplete": False}
     body = bodies.shape_body(call, _body(call))
-    return api.encode(call, 201, {**body, "metadata": {}, "status": status})
+    return encode(call.wanted, 201, {**body, "metadata": {}, "status": status})
 
 
-def self_review(api: Api, call: Call, verb: str) -> Response:
+def self_review(api: ServerState, call: Call, verb: str) -> Response:
     """Say who the client is."""
     status = {"userInfo": call.user.to_json()}
     body = {"kind": call.resource.kind, "apiVersion": call.group_version}
-    return api.encode(call, 201, {**body, "metadata": {"creationTimestamp": api.now()}, "status": status})
+    return encode(call.wanted, 201, {**body, "metadata": {"creationTimestamp": api.now()}, "status": status})
 
 
-def token_review(api: Api, call: Call, verb: str) -> Response:
+def token_review(api: ServerState, call: Call, verb: str) -> Response:
     """Check a token against the server's one."""
     body = bodies.shape_body(call, _body(call))
     token = (body.get("spec") or {}).get("token", "")
@@ -186,7 +185,7 @@ def token_review(api: Api, call: Call, verb: str) -> Response:
         status = {"authenticated": True, "user": {"username": "system:admin", "groups": ["system:masters"]}}
     else:
         status = {"user": {}, "error": "invalid bearer token"}
-    return api.encode(call, 201, {**body, "metadata": {}, "status": status})
+    return encode(call.wanted, 201, {**body, "metadata": {}, "status": status})
 
 
 def _at(obj: Json, path: str) -> int:
@@ -204,14 +203,12 @@ def _scale_paths(call: Call) -> tuple[str, str]:
     )
 
 
-def scale(api: Api, call: Call, verb: str) -> Response:
+def scale(api: ServerState, call: Call, verb: str) -> Response:
     """Show or change the number of replicas as a Scale object.
 
     Raises:
         ApiFailure: 404, and what changing the object may give.
     """
-    from dra.sim.apiserver import write
-
     wanted, actual = _scale_paths(call)
     outer = api.storage.get(call.resource.key, call.key)
     if outer is None:
@@ -244,10 +241,10 @@ def scale(api: Api, call: Call, verb: str) -> Response:
         "spec": {"replicas": _at(outer, wanted)},
         "status": status,
     }
-    return api.encode(call, 200, shown)
+    return encode(call.wanted, 200, shown)
 
 
-def not_simulated(api: Api, call: Call, verb: str) -> Response:
+def not_simulated(api: ServerState, call: Call, verb: str) -> Response:
     """Say that there is no such thing here.
 
     Raises:
@@ -268,3 +265,17 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     ("selfsubjectreviews", ""): self_review,
     ("tokenreviews", ""): token_review,
 }
+
+
+def answer(api: ServerState, call: Call, verb: str) -> Response:
+    """Answer a subresource other than status, or a kind that is only ever created (reviews).
+
+    Raises:
+        ApiFailure: 501 where the simulator has nothing.
+    """
+    handler = HANDLERS.get((call.resource.plural, call.subresource))
+    if call.subresource == "scale":
+        handler = scale
+    if handler is None:
+        raise ApiFailure(501, "NotImplemented", f"{call.resource.plural}/{call.subresource} is not simulated")
+    return handler(api, call, verb)
