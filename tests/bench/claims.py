@@ -47,7 +47,7 @@ def _shares_and_scrapes(rounds: int) -> list[Figure]:
         first = calls.claims(["gpu-0"], shared=True)
         calls.prepare(first)  # the others share the GPU with it
         calls.single(5, shared=True)
-        shared, _ = calls.single(rounds, shared=True)
+        shared, ended = calls.single(rounds, shared=True)
         calls.unprepare(first)
         calls.prepare(calls.claims(f"gpu-{index}" for index in range(GPUS)))
         (bound,) = wait_until(lambda: daemon.logged("http_endpoint_bound"))
@@ -69,6 +69,7 @@ def _shares_and_scrapes(rounds: int) -> list[Figure]:
         node.close()
     return [
         Figure("prepare, a share of a GPU that others use, p50", percentile(shared, 50), "ms", 5, "-"),
+        Figure("unprepare, a share of a GPU that others use, p50", percentile(ended, 50), "ms", 5, "-"),
         Figure("scrape, 8 GPUs and 8 claims, p50", percentile(scrapes, 50), "ms", 100, "-"),
         Figure("page of that scrape", size / 1024, "KiB", 256, "-"),
     ]

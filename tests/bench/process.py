@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import re
 import subprocess
@@ -46,9 +47,12 @@ def memory(pid: int) -> dict[str, float]:
     return {name: fields[name] for name in ("Rss", "Pss", "Anonymous")}
 
 
-def memory_by_map(pid: int) -> dict[str, tuple[float, float]]:
-    """Give resident and anonymous MiB by what is mapped: a file's name, the heap, stacks, the rest; largest first."""
+def memory_by_map(pid: int) -> dict[str, tuple[float, float, float]]:
+    """Give resident, proportional and anonymous MiB by what is mapped: a file's name, the heap, stacks, the rest; largest
+    first.
+    """
     resident: Counter[str] = Counter()
+    parts: Counter[str] = Counter()
     anonymous: Counter[str] = Counter()
     name = ""
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
@@ -57,9 +61,13 @@ def memory_by_map(pid: int) -> dict[str, tuple[float, float]]:
             name = _name_of(words[5] if len(words) > 5 else "")
         elif words[0] == "Rss:":
             resident[name] += int(words[1])
+        elif words[0] == "Pss:":
+            parts[name] += int(words[1])
         elif words[0] == "Anonymous:":
             anonymous[name] += int(words[1])
-    return {name: (kib / 1024, anonymous[name] / 1024) for name, kib in resident.most_common()}
+    return {
+        name: (kib / 1024, parts[name] / 1024, anonymous[name] / 1024) for name, kib in resident.most_common()
+    }
 
 
 def _name_of(path: str) -> str:
@@ -68,15 +76,22 @@ def _name_of(path: str) -> str:
     return path if path.startswith("[") else re.sub(r"\.cpython-.*", "", Path(path).name)
 
 
-def import_seconds(module: str) -> tuple[float, dict[str, float]]:
-    """Give how long a module takes to import in a new process, and the part of each package (of `dra`: each room)."""
+def compile_modules() -> None:
+    """Compile the project's modules, as the image has them: else each start would compile them anew where Python may not
+    write.
+    """
+    compileall.compile_dir(Path(__file__).parents[2] / "dra", quiet=1)
+
+
+def import_seconds(module: str) -> dict[str, float]:
+    """Give the seconds of each module that comes with a module, imported in a new process; the slowest first."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", f"import {module}"],
         capture_output=True,
         text=True,
         check=True,
     )
-    parts: Counter[str] = Counter()
+    modules: Counter[str] = Counter()
     # Those that were loaded with the interpreter come before `site`, which every program pays.
     seen_site = False
     for line in done.stderr.splitlines():
@@ -84,10 +99,17 @@ def import_seconds(module: str) -> tuple[float, dict[str, float]]:
         if match is None:
             continue
         if seen_site:
-            own, name = int(match[1]), match[3]
-            parts[package_of(name)] += own
+            modules[match[3]] += int(match[1])
         seen_site = seen_site or match[3] == "site"
-    return sum(parts.values()) / 1e6, {name: micros / 1e6 for name, micros in parts.most_common()}
+    return {name: micros / 1e6 for name, micros in modules.most_common()}
+
+
+def by_package(modules: dict[str, float]) -> dict[str, float]:
+    """Sum the seconds of modules up by package (of `dra`: by room); the slowest first."""
+    parts: Counter[str] = Counter()
+    for name, seconds in modules.items():
+        parts[package_of(name)] += round(seconds * 1e6)
+    return {name: micros / 1e6 for name, micros in parts.most_common()}
 
 
 def package_of(module: str) -> str:

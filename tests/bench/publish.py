@@ -99,8 +99,8 @@ def fleet(nodes: int) -> list[Figure]:
     if sum(written) != nodes:
         raise RuntimeError(f"{sum(written)} of {nodes} slices were written")
     return [
-        Figure(f"{nodes:,} nodes publish at once: all in the API", seconds, "s", nodes / 50, "-"),
-        Figure(f"{nodes:,} nodes publish at once: each node's share", seconds / nodes * 1000, "ms", 20, "-"),
+        Figure(f"{nodes:,} nodes publish at once: all in the API", seconds, "s", nodes / 100, "-"),
+        Figure(f"{nodes:,} nodes publish at once: each node's share", seconds / nodes * 1000, "ms", 10, "-"),
     ]
 
 
