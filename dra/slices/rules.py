@@ -24,12 +24,11 @@ from dra.api.limits import (
     MAX_VALUE_BYTES,
 )
 from dra.errors import DraError
-from dra.values import Quantity, Semver, is_dns_label, is_dns_subdomain, is_qualified_name
+from dra.values import Quantity, is_api_version, is_dns_label, is_dns_subdomain, is_qualified_name
 
 MAX_VALUES = 48
 
 _INT64 = range(-(2**63), 2**63)
-_UINT64 = 2**64
 _SCALARS = ("int", "bool", "string", "version")
 _LISTS = {"ints": "int", "bools": "bool", "strings": "string", "versions": "version"}
 _EFFECTS = ("NoSchedule", "NoExecute", "None")
@@ -105,7 +104,7 @@ def _is_plain(name: str, attribute: Any) -> bool:
     if kind == "int":
         return type(value) is int and value in _INT64
     short = type(value) is str and value.isascii() and len(value) <= MAX_VALUE_BYTES
-    return short and (kind == "string" or (kind == "version" and _is_version(value)))
+    return short and (kind == "string" or (kind == "version" and is_api_version(value)))
 
 
 def _is_amount(capacity: Any) -> bool:
@@ -155,24 +154,8 @@ def _check_value(kind: str, value: object) -> Iterator[str]:
         yield f"{value!r} is no text"
     elif len(value.encode("utf-8", "surrogatepass")) > MAX_VALUE_BYTES:
         yield f"the value has more than {MAX_VALUE_BYTES} bytes"
-    elif kind == "version" and not _is_version(value):
+    elif kind == "version" and not is_api_version(value):
         yield f"{value!r} is no semantic version"
-
-
-@functools.lru_cache(maxsize=64)
-def _is_version(text: str) -> bool:
-    try:
-        version = Semver.parse(text)
-    except DraError:
-        return False
-    # The server keeps the three numbers, and numeric parts of a pre-release, in 64 bits.
-    numbers = [
-        version.major,
-        version.minor,
-        version.patch,
-        *map(int, filter(str.isdecimal, version.prerelease)),
-    ]
-    return all(number < _UINT64 for number in numbers)
 
 
 def quantity_of(value: object) -> Quantity | None:
@@ -213,15 +196,15 @@ def _check_policy(policy: Mapping[str, Any], total: Quantity) -> Iterator[str]:
     if "default" in policy and default is None:
         yield f"the default {policy['default']!r} is no quantity"
         return
-    if listed and limits:
+    if listed and limits is not None:
         yield "validValues and validRange exclude each other"
         return
-    if default is None and (listed or limits):
+    if default is None and (listed or limits is not None):
         yield "a default is required beside validValues or validRange"
         return
     if listed:
         yield from _check_valid_values([quantity_of(value) for value in listed], default, total)
-    if limits:
+    if limits is not None:
         yield from _check_range(limits, default, total)
 
 

@@ -13,12 +13,13 @@ from dra.values.names import (
 )
 from dra.values.pci import PciAddress
 from dra.values.quantity import Quantity
-from dra.values.semver import Semver, normalise_version
+from dra.values.semver import Semver, is_api_version, normalise_version
 
 __all__ = [
     "PciAddress",
     "Quantity",
     "Semver",
+    "is_api_version",
     "is_dns_label",
     "is_dns_subdomain",
     "is_qualified_name",

@@ -5,6 +5,7 @@ Source: attribute type `version` of resource.k8s.io (semver 2.0.0, no leading `v
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, field
 from functools import total_ordering
@@ -21,6 +22,7 @@ _STRICT = re.compile(
 
 # semver sets no limit, attributes have one of 64 bytes.
 _MAX_LENGTH = 1024
+_UINT64 = 2**64
 
 
 @total_ordering
@@ -93,3 +95,18 @@ def normalise_version(text: str) -> Semver | None:
     parts = [int(part) for part in match[1].split(".")][:3]
     parts += [0] * (3 - len(parts))
     return Semver(parts[0], parts[1], parts[2])
+
+
+@functools.lru_cache(maxsize=1024)
+def is_api_version(text: str) -> bool:
+    """Whether the API server takes a text as an attribute's version: numbers are kept in 64 bits there.
+
+    Source: blang/semver, which pkg/apis/resource/validation parses with. Remembered: all devices of a cluster have the
+    same few.
+    """
+    try:
+        version = Semver.parse(text)
+    except ValueFormatError:
+        return False
+    parts = map(int, filter(str.isdecimal, version.prerelease))
+    return all(number < _UINT64 for number in (version.major, version.minor, version.patch, *parts))

@@ -5,7 +5,6 @@ Source: pkg/apis/resource/validation of Kubernetes 1.36 (ValidateResourceSlice).
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 from dra.api.limits import (
@@ -26,7 +25,7 @@ from dra.api.rules.cause import Cause, Rules
 from dra.api.rules.fields import bad, duplicate, immutable, required, too_long, too_many
 from dra.api.rules.meta import qualified_name_errors
 from dra.api.rules.parts import limited, node_selector, taint
-from dra.values import Semver
+from dra.values import is_api_version
 
 Json = dict[str, Any]
 
@@ -182,18 +181,9 @@ def _attribute(value: Json, field: str) -> list[Cause]:
 def _text(text: str, field: str, *, version: bool) -> list[Cause]:
     if len(text.encode()) > MAX_VALUE_BYTES:
         return [too_long(field, MAX_VALUE_BYTES)]
-    if version and not _is_version(text):
+    if version and not is_api_version(text):
         return [bad(field, text, "must be a string compatible with semver.org spec 2.0.0")]
     return []
-
-
-@lru_cache(maxsize=1024)  # all devices of a cluster have the same few
-def _is_version(text: str) -> bool:
-    try:
-        Semver.parse(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _counters(counters: Json, field: str) -> list[Cause]:
