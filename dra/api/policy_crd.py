@@ -179,28 +179,6 @@ def policy_crd() -> Json:
 def node_crd() -> Json:
     """Give the CustomResourceDefinition of GpuNode: what a node's driver says of its GPUs and policies."""
     text = {"type": "string"}
-    gpu: Json = {
-        "type": "object",
-        "required": ["device"],
-        "properties": {
-            "device": {**text, "description": "Name in the ResourceSlice: gpu-0."},
-            "uuid": text,
-            "product": text,
-            "state": {
-                **text,
-                "enum": ["Applied", "Waiting", "Changing", "Refused"],
-                "description": "Applied: as the policies say. Waiting: for the claims that are named.",
-            },
-            "code": {**text, "description": "Stable code of why it is refused: DRA-…"},
-            "message": text,
-            "claims": {
-                "type": "array",
-                "maxItems": 64,
-                "items": text,
-                "description": "Claims (namespace/name) that it waits for.",
-            },
-        },
-    }
     status: Json = {
         "type": "object",
         "properties": {
@@ -217,7 +195,7 @@ def node_crd() -> Json:
                     },
                 },
             },
-            "gpus": {"type": "array", "maxItems": 64, "items": gpu},
+            "gpus": {"type": "array", "maxItems": 64, "items": _gpu_report()},
             "pending": {
                 "type": "integer",
                 "format": "int32",
@@ -239,6 +217,32 @@ def node_crd() -> Json:
             ("Message", "string", ".status.conditions[?(@.type=='Applied')].message"),
         ],
     )
+
+
+def _gpu_report() -> Json:
+    text = {"type": "string"}
+    return {
+        "type": "object",
+        "required": ["device"],
+        "properties": {
+            "device": {**text, "description": "Name in the ResourceSlice: gpu-0."},
+            "uuid": text,
+            "product": text,
+            "state": {
+                **text,
+                "enum": ["Applied", "Waiting", "Changing", "Refused"],
+                "description": "Applied: as the policies say. Waiting: for the claims that are named.",
+            },
+            "code": {**text, "description": "Stable code of why it is refused: DRA-…"},
+            "message": text,
+            "claims": {
+                "type": "array",
+                "maxItems": 64,
+                "items": text,
+                "description": "Claims (namespace/name) that it waits for.",
+            },
+        },
+    }
 
 
 def _conditions() -> Json:

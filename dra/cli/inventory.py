@@ -12,10 +12,18 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dra.errors import ConfigError
 from dra.values import is_dns_subdomain
+
+if TYPE_CHECKING:
+    from dra.host.paths import HostPaths
+    from dra.inventory.model import Inventory
+    from dra.inventory.ownership import Owned
+    from dra.slices.features import ServerFeatures
+    from dra.slices.partitions import MigMode
+    from dra.slices.pool import PoolContent
 
 _FORMATS = ("table", "wide", "json", "yaml", "slices", "slice-template")
 # Those that show what would be published.
@@ -119,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
     return verdict(inventory, pool.problems).exit_code
 
 
-def _mig_mode(args: argparse.Namespace) -> Any:
+def _mig_mode(args: argparse.Namespace) -> MigMode:
     from dra.plugin.settings import MIG_MODES, mig_mode_of
 
     asked = args.mig_mode or os.environ.get("MIG_MODE", "")
@@ -130,7 +138,7 @@ def _mig_mode(args: argparse.Namespace) -> Any:
     return mig_mode_of(asked, {})
 
 
-def _owned(paths: Any, driver: str) -> Any:
+def _owned(paths: HostPaths, driver: str) -> Owned:
     """Give the partitions that the driver on this node made for claims, as far as this user may read that."""
     from dra.errors import DraError
     from dra.host.boot import boot_id
@@ -144,7 +152,7 @@ def _owned(paths: Any, driver: str) -> Any:
 
 
 @contextlib.contextmanager
-def _node(args: argparse.Namespace) -> Iterator[tuple[Any, Callable[[], object] | None, str]]:
+def _node(args: argparse.Namespace) -> Iterator[tuple[HostPaths, Callable[[], object] | None, str]]:
     """Give (paths, simulated library or None, node name). A simulated tree is gone afterwards."""
     from dra.host.paths import HostPaths
 
@@ -210,7 +218,7 @@ def _check_node_name(name: str, what: str) -> None:
         )
 
 
-def _features(version: str | None) -> Any:
+def _features(version: str | None) -> ServerFeatures:
     from dra.api.versions import NEWEST_KUBERNETES, OLDEST_KUBERNETES, best_version
     from dra.slices.features import NEWEST, ServerFeatures
 
@@ -232,7 +240,7 @@ def _features(version: str | None) -> Any:
     return ServerFeatures.of_version(*asked)
 
 
-def _print_table(inventory: Any, *, wide: bool) -> None:
+def _print_table(inventory: Inventory, *, wide: bool) -> None:
     from dra.diagnose.inventory import COLUMNS, WIDE_COLUMNS, rows
 
     cuda = "{}.{}".format(*inventory.cuda_version) if inventory.cuda_version else "-"
@@ -248,7 +256,7 @@ def _print_columns(lines: Sequence[Sequence[str]]) -> None:
         print("   ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def _print_slices(pool: Any, kubernetes: tuple[int, int]) -> None:
+def _print_slices(pool: PoolContent, kubernetes: tuple[int, int]) -> None:
     from dra.api.versions import VERSIONS, best_version, from_v1
     from dra.controller.shape import PoolIdentity, contents_of, slice_body, slice_name, slice_spec
 
@@ -272,7 +280,7 @@ def _without_owner(manifest: dict[str, Any]) -> dict[str, Any]:
     return {**manifest, "metadata": metadata}
 
 
-def _print_yaml(documents: Iterable[Any]) -> None:
+def _print_yaml(documents: Iterable[dict[str, Any]]) -> None:
     import yaml
 
     yaml.safe_dump_all(list(documents), sys.stdout, sort_keys=False, allow_unicode=True, width=120)

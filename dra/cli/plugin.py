@@ -12,7 +12,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dra.plugin.machine import Machine
+    from dra.plugin.settings import PluginSettings
 
 # Of NVIDIA's plugin, parsed and without effect.
 _NO_EFFECT = (
@@ -128,11 +132,10 @@ def add_arguments(parser: argparse.ArgumentParser, environment: Mapping[str, str
         )
 
 
-def settings_from(args: argparse.Namespace, environment: Mapping[str, str]) -> Any:
+def settings_from(args: argparse.Namespace, environment: Mapping[str, str]) -> PluginSettings:
     """Give checked `PluginSettings`. Raises ConfigError."""
     from dra.health.policy import parse_effects
     from dra.plugin.settings import (
-        CONTAINER_DRIVER_ROOT,
         PluginSettings,
         check_settings,
         gates_without_effect,
@@ -146,9 +149,6 @@ def settings_from(args: argparse.Namespace, environment: Mapping[str, str]) -> A
     gates = parse_gates(args.feature_gates)
     ignored = [name for name, _ in _NO_EFFECT if getattr(args, name.removeprefix("--").replace("-", "_"))]
     ignored += [f"--feature-gates {name}" for name in gates_without_effect(gates)]
-    driver_root = Path(args.container_driver_root) if args.container_driver_root else None
-    if driver_root is None and not args.simulate and CONTAINER_DRIVER_ROOT.is_dir():
-        driver_root = CONTAINER_DRIVER_ROOT
     settings = PluginSettings(
         node_name=args.node_name,
         driver_name=args.driver_name,
@@ -156,7 +156,7 @@ def settings_from(args: argparse.Namespace, environment: Mapping[str, str]) -> A
         pod_uid=environment.get("POD_UID", ""),
         host_root=Path(args.host_root or "/"),
         driver_root_host=args.nvidia_driver_root or "/",
-        driver_root=driver_root,
+        driver_root=_driver_root(args),
         plugins_dir=_path(args.kubelet_plugins_directory_path),
         registry_dir=_path(args.kubelet_registrar_directory_path),
         cdi_root=_path(args.cdi_root),
@@ -193,6 +193,14 @@ def settings_from(args: argparse.Namespace, environment: Mapping[str, str]) -> A
     return settings
 
 
+def _driver_root(args: argparse.Namespace) -> Path | None:
+    from dra.plugin.settings import CONTAINER_DRIVER_ROOT
+
+    if args.container_driver_root:
+        return Path(args.container_driver_root)
+    return CONTAINER_DRIVER_ROOT if not args.simulate and CONTAINER_DRIVER_ROOT.is_dir() else None
+
+
 def _path(text: str) -> Path | None:
     return Path(text).absolute() if text else None
 
@@ -224,7 +232,7 @@ def run(args: argparse.Namespace) -> int:
     end_process(status)
 
 
-def _machine(settings: Any) -> Any:
+def _machine(settings: PluginSettings) -> Machine:
     """Give the real machine, or a simulated one: only the command line knows the simulator."""
     from dra.plugin.machine import real_machine
 

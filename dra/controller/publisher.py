@@ -120,18 +120,7 @@ class Publisher:
         self._on_dropped = on_dropped or (lambda _dropped: None)
         self._on_lead = on_lead
         self._reconciler = PoolReconciler(client, identity, clock=self._clock, on_write=self._note_own)
-        options = replace(watch_options or ReflectorOptions(), field_selector=pool_selector(identity))
-        self._reflector = Reflector(
-            client,
-            RESOURCE_SLICES,
-            on_change=self._see_change,
-            on_list=self._see_list,
-            options=options,
-            clock=self._clock,
-            rng=self._rng,
-            # What the slices say is read at each pass; with partitions a copy of it would be megabytes.
-            keep=metadata_of,
-        )
+        self._reflector = self._watch(identity, watch_options or ReflectorOptions())
         self._restores = Restores()
         self._backoff = Backoff(rng=self._rng)
         self._stop = threading.Event()
@@ -158,6 +147,19 @@ class Publisher:
         self._told: set[str] = set()
         self._told_at = 0.0
         self._logged: tuple[str, float] = ("", 0.0)
+
+    def _watch(self, identity: PoolIdentity, options: ReflectorOptions) -> Reflector:
+        return Reflector(
+            self._client,
+            RESOURCE_SLICES,
+            on_change=self._see_change,
+            on_list=self._see_list,
+            options=replace(options, field_selector=pool_selector(identity)),
+            clock=self._clock,
+            rng=self._rng,
+            # What the slices say is read at each pass; with partitions a copy of it would be megabytes.
+            keep=metadata_of,
+        )
 
     # -- for the owner -----------------------------------------------------------------------------
 

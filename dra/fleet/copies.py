@@ -54,10 +54,11 @@ class Copies:
         """Follow. Raises HostError: DRA-HOST-NO-THREADS."""
         for resource in _FOLLOWED:
             options = ReflectorOptions(
-                field_selector=self._selector(resource), list_seconds=_LIST_SECONDS, page=_PAGE,
-                keep=keeper_of(resource),
-            )  # fmt: skip
-            self._followed[resource.plural] = Reflector(self._client, resource, options=options)
+                field_selector=self._selector(resource), list_seconds=_LIST_SECONDS, page=_PAGE
+            )
+            self._followed[resource.plural] = Reflector(
+                self._client, resource, options=options, keep=keeper_of(resource)
+            )
         for reflector in self._followed.values():
             reflector.start()
 

@@ -114,7 +114,8 @@ class TemplateKeeper:
             resource,
             on_change=lambda _change: self._loop.wake(),
             on_list=lambda _listed: self._loop.wake(),
-            options=ReflectorOptions(label_selector=selector, keep=keeper_of(resource)),
+            options=ReflectorOptions(label_selector=selector),
+            keep=keeper_of(resource),
             clock=self._clock,
         )
 

@@ -51,7 +51,6 @@ class ReflectorOptions:
     """What to follow, and how patiently.
 
     Args:
-        keep: gives what is to be kept of an object; its metadata has to keep name, namespace, uid and resourceVersion.
         page: objects that are asked for at once.
     """
 
@@ -62,7 +61,6 @@ class ReflectorOptions:
     slack_seconds: float = SLACK_SECONDS
     list_seconds: float = 10.0
     page: int = PAGE
-    keep: Callable[[Json], Json] | None = None
     # Requests per second on average, and at once, against a server that ends everything immediately.
     requests_per_second: float = 1.0
     burst: int = 4
@@ -74,7 +72,8 @@ class Reflector:
     Args:
         on_change: called in the reflector's thread for each object that differs from the copy.
         on_list: called in that thread after each complete list, after the changes it brought.
-        keep: what is kept of an object until it changes; its metadata must stay. Everything, if not given.
+        keep: gives what is kept of an object as it comes, and told of it; its metadata must keep name, namespace, uid
+            and resourceVersion. Everything, if not given.
     """
 
     def __init__(
@@ -234,12 +233,12 @@ class Reflector:
             label_selector=self._options.label_selector,
             field_selector=self._options.field_selector,
             page=self._options.page,
-            keep=self._options.keep,
+            keep=self._kept_of,
             timeout_seconds=self._options.list_seconds,
         )
         fresh = {_key(obj): obj for obj in listed.items}
         with self._lock:
-            known, self._objects = self._objects, {key: self._kept_of(obj) for key, obj in fresh.items()}
+            known, self._objects = self._objects, fresh
         for change in plan_changes(known, fresh):
             self._on_change(change)
         self.synced.set()
@@ -247,13 +246,12 @@ class Reflector:
         return listed.resource_version
 
     def _keep(self, event: str, obj: Json) -> None:
-        if self._options.keep is not None:
-            obj = self._options.keep(obj)
+        obj = self._kept_of(obj)
         key = _key(obj)
         with self._lock:
             known = self._objects.pop(key, None)
             if event != "DELETED":
-                self._objects[key] = self._kept_of(obj)
+                self._objects[key] = obj
         if event == "DELETED":
             if known is not None:
                 self._on_change(Change("deleted", obj))

@@ -126,31 +126,7 @@ def check_settings(settings: PluginSettings) -> None:
     Raises:
         ConfigError: DRA-FLAG-…; names the flag.
     """
-    if not settings.node_name:
-        raise ConfigError(
-            "DRA-FLAG-NODE-NAME",
-            "the name of the node is not known",
-            remedy="Give --node-name or set NODE_NAME from spec.nodeName through the downward API.",
-        )
-    if not is_dns_subdomain(settings.node_name):
-        raise ConfigError(
-            "DRA-FLAG-NODE-NAME",
-            f"--node-name {settings.node_name[:300]!r} is not the name of a node",
-            remedy="Give it as kubectl get nodes shows it: a DNS name in lower case, at most 253 characters.",
-        )
-    if not is_dns_subdomain(settings.driver_name, limit=63):
-        raise ConfigError(
-            "DRA-FLAG-DRIVER-NAME",
-            f"--driver-name {settings.driver_name[:300]!r} is not a DNS name of at most 63 characters",
-            remedy=f"Leave it out for {DRIVER_NAME}, or give a DNS name in lower case.",
-        )
-    # Source: pods' UIDs; mirror pods have ones without dashes.
-    if settings.pod_uid and not is_dns_label(settings.pod_uid):
-        raise ConfigError(
-            "DRA-FLAG-POD-UID",
-            f"POD_UID {settings.pod_uid[:300]!r} is not the UID of a pod",
-            remedy="Set it from metadata.uid through the downward API, or not at all.",
-        )
+    _check_names(settings)
     if settings.healthcheck_port > 65535:
         raise ConfigError(
             "DRA-FLAG-PORT",
@@ -183,6 +159,34 @@ def check_settings(settings: PluginSettings) -> None:
                 f"{name} cannot be {str(number)[:40]}",
                 remedy=f"Use a number from {least:g} to {most:g}.",
             )
+
+
+def _check_names(settings: PluginSettings) -> None:
+    if not settings.node_name:
+        raise ConfigError(
+            "DRA-FLAG-NODE-NAME",
+            "the name of the node is not known",
+            remedy="Give --node-name or set NODE_NAME from spec.nodeName through the downward API.",
+        )
+    if not is_dns_subdomain(settings.node_name):
+        raise ConfigError(
+            "DRA-FLAG-NODE-NAME",
+            f"--node-name {settings.node_name[:300]!r} is not the name of a node",
+            remedy="Give it as kubectl get nodes shows it: a DNS name in lower case, at most 253 characters.",
+        )
+    if not is_dns_subdomain(settings.driver_name, limit=63):
+        raise ConfigError(
+            "DRA-FLAG-DRIVER-NAME",
+            f"--driver-name {settings.driver_name[:300]!r} is not a DNS name of at most 63 characters",
+            remedy=f"Leave it out for {DRIVER_NAME}, or give a DNS name in lower case.",
+        )
+    # Source: pods' UIDs; mirror pods have ones without dashes.
+    if settings.pod_uid and not is_dns_label(settings.pod_uid):
+        raise ConfigError(
+            "DRA-FLAG-POD-UID",
+            f"POD_UID {settings.pod_uid[:300]!r} is not the UID of a pod",
+            remedy="Set it from metadata.uid through the downward API, or not at all.",
+        )
 
 
 def _check_http(settings: PluginSettings) -> None:
