@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -291,7 +292,26 @@ def _text(node: ast.AST, names: Mapping[str, str]) -> str:
     return ""
 
 
-PAGES = {"configuration.md": configuration, "attributes.md": attributes, "error-codes.md": errors}
+# -- faults ------------------------------------------------------------------------------------------------
+
+
+def faults() -> str:
+    """Give the page of faults, from the table and the markers of the tests."""
+    path = DOCS / "fault_table.py"
+    spec = importlib.util.spec_from_file_location("fault_table", path)
+    assert spec is not None
+    assert spec.loader is not None
+    table = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(table)
+    return str(table.page(MADE))
+
+
+PAGES = {
+    "configuration.md": configuration,
+    "attributes.md": attributes,
+    "error-codes.md": errors,
+    "faults.md": faults,
+}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

@@ -11,6 +11,7 @@ from tests.process.invariants import check_invariants
 
 
 @pytest.mark.parametrize("step", prepare_steps())
+@pytest.mark.fault("F6")
 def test_killed_in_prepare(node, step):
     """The retry gives the same device to the same claim, and the device is free for others afterwards."""
     kubelet = node.kubelet()
@@ -32,6 +33,7 @@ def test_killed_in_prepare(node, step):
 
 
 @pytest.mark.parametrize("step", prepare_steps())
+@pytest.mark.fault("F6")
 def test_killed_in_prepare_and_the_pod_is_deleted(node, step):
     """Unprepare of what was half prepared cleans up, without the claim in the API."""
     kubelet = node.kubelet()
@@ -50,6 +52,7 @@ def test_killed_in_prepare_and_the_pod_is_deleted(node, step):
 
 
 @pytest.mark.parametrize("step", unprepare_steps())
+@pytest.mark.fault("F7")
 def test_killed_in_unprepare(node, step):
     """The retry succeeds, a second unprepare too, and the device is free for another claim."""
     kubelet = node.kubelet()
@@ -82,6 +85,7 @@ def _wait_back(kubelet, before):
 
 
 @pytest.mark.parametrize("step", rollback_steps())
+@pytest.mark.fault("F6")
 def test_killed_in_the_rollback_of_a_failed_prepare(node, step):
     """A prepare that cannot write its CDI file rolls back; killed there, the retry succeeds once the cause is gone."""
     kubelet = node.kubelet()

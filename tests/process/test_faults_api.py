@@ -1,4 +1,4 @@
-"""Faults of the API server and of what others do in it (F15 to F22), against the real process.
+"""Faults of the API server and of what others do in it, against the real process.
 
 Shown elsewhere, with a clock that does not wait: the pauses between attempts, silent watches and contests
 (`unit/kube/test_reflector`, `unit/controller/test_publisher`); the grace of processes (`unit/prepare/test_prepare_janitor`).
@@ -9,6 +9,8 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+
+import pytest
 
 from dra.kube import reflector
 from dra.kube.client import KubeClient
@@ -45,8 +47,9 @@ def requests_of(node, path, *, since=0.0):
     ]
 
 
+@pytest.mark.fault("F15")
 def test_without_an_api_server_it_starts_registers_and_publishes_soon_after_it_is_there(node):
-    """F15: connections are refused from the start; six seconds are enough for the longest pause."""
+    """Connections are refused from the start; six seconds are enough for the longest pause."""
     node.api.stop()
     daemon = node.daemon("--healthcheck-port=0")
     kubelet = node.kubelet()
@@ -70,8 +73,9 @@ def test_without_an_api_server_it_starts_registers_and_publishes_soon_after_it_i
     check_invariants(node, daemon, told=["DRA-API-UNREACHABLE"])
 
 
+@pytest.mark.fault("F16", "F17")
 def test_an_api_server_that_hangs_costs_the_new_claim_eight_seconds_and_others_nothing(clean):
-    """F16 and F17: others are served meanwhile; a prepared claim is answered from its record (the bench has the figures)."""
+    """Others are served meanwhile; a prepared claim is answered from its record (the bench has the figures)."""
     node = clean.node
     hung, other = node.claim("hung", "gpu-0"), node.claim("other", "gpu-1")
     known = [node.claim(f"known-{n}", f"gpu-{n}") for n in range(2, 7)]
@@ -120,8 +124,8 @@ def test_an_api_server_that_hangs_costs_the_new_claim_eight_seconds_and_others_n
     assert clean.unprepare(hung, *known) == [""] * 6
 
 
+@pytest.mark.fault("F4", "F16")
 def test_an_api_server_that_hangs_does_not_keep_the_driver_from_stopping(node):
-    """F4 with F16."""
     daemon, kubelet = node.daemon(), node.kubelet()
     kubelet.wait_registered(DRIVER, timeout_seconds=60)
     node.wait_published()
@@ -132,8 +136,9 @@ def test_an_api_server_that_hangs_does_not_keep_the_driver_from_stopping(node):
     assert list(node.registry.iterdir()) == []
 
 
+@pytest.mark.fault("F18")
 def test_refusals_conflicts_and_broken_answers_end_with_the_pool_published_without_a_hot_loop(clean):
-    """F18: 429 with Retry-After, 409, 500, connections that break off in the middle of a body."""
+    """429 with Retry-After, 409, 500, connections that break off in the middle of a body."""
     node = clean.node
     faults = node.api.faults
     busy = faults.set("error", method="POST", path=SLICES, code=429, retry_after=2, times=1)
@@ -157,8 +162,9 @@ def test_refusals_conflicts_and_broken_answers_end_with_the_pool_published_witho
     check_invariants(node, clean.daemon)
 
 
+@pytest.mark.fault("F18", "F20")
 def test_a_watch_that_is_gone_or_broken_is_listed_again_and_an_edit_meanwhile_is_undone(clean):
-    """F18 (410) and F20: deleted and edited slices are as they were within seconds."""
+    """Deleted and edited slices are as they were within seconds."""
     node = clean.node
     before = [each["spec"].get("devices") for each in node.slices()]
     for disturb in (node.api.expire_watches, node.api.break_connections):
@@ -176,8 +182,9 @@ QUICK_WATCH = {
 }
 
 
+@pytest.mark.fault("F19", "F20")
 def test_a_silent_watch_is_given_up_and_another_writer_is_named_and_not_fought(node):
-    """F19 with a watch of two seconds for fifty, and F20: a second program that publishes the same pool."""
+    """A watch of two seconds for fifty; and a second program that publishes the same pool."""
     assert reflector.WATCH_SECONDS + reflector.SLACK_SECONDS < 60
     daemon = node.daemon(periods=QUICK_WATCH)
     node.wait_published()
@@ -226,8 +233,8 @@ def test_a_silent_watch_is_given_up_and_another_writer_is_named_and_not_fought(n
     check_invariants(node, daemon, told=["DRA-POOL-CONTESTED"], noted=["pool_restored"])
 
 
+@pytest.mark.fault("F21")
 def test_an_attribute_that_the_api_server_refuses_is_left_out_and_all_devices_are_published(node):
-    """F21."""
     slot = next(slot for slot in node.machine.profile.gpus if slot.minor == 3)
     cause = {
         "field": "spec.devices[3].attributes[uuid].string",
@@ -250,8 +257,9 @@ def test_an_attribute_that_the_api_server_refuses_is_left_out_and_all_devices_ar
     assert len([entry for entry in requests_of(node, SLICES) if entry.method == "POST"]) == 2
 
 
+@pytest.mark.fault("F22")
 def test_a_claim_deleted_under_a_running_driver_is_released_once_no_process_uses_its_gpu(clean):
-    """F22. Here twice a second, in production within the minute that is allowed."""
+    """Here twice a second, in production within the minute that is allowed."""
     assert janitor.INTERVAL_SECONDS <= 45
     node = clean.node
     control = node.machine.control
@@ -275,6 +283,7 @@ def test_a_claim_deleted_under_a_running_driver_is_released_once_no_process_uses
     assert clean.unprepare(next_one) == [""]
 
 
+@pytest.mark.fault("F22")
 def test_a_404_for_everything_releases_no_claim_and_is_told_as_what_it_is(clean):
     """What a proxy answers, or an API server that does not serve the group for a while."""
     node = clean.node

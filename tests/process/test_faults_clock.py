@@ -1,4 +1,4 @@
-"""Clocks that jump under the running driver, and a driver that does not run for a while (F42)."""
+"""Clocks that jump under the running driver, and a driver that does not run for a while."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Faults of files, disks and reboots (F8 to F14, F23), against the real process.
+"""Faults of files, disks and reboots, against the real process.
 
-F13 and F14 without MIG. Shown elsewhere, on the engine alone: damage of every kind (`unit/prepare/test_prepare_record`),
+Reboots without MIG. Shown elsewhere, on the engine alone: damage of every kind (`unit/prepare/test_prepare_record`),
 every disk fault at every call (`unit/prepare/test_prepare_disks`), orphans (`unit/prepare/test_prepare_janitor`).
 """
 
@@ -91,8 +91,9 @@ DAMAGE = {
 }
 
 
+@pytest.mark.fault("F8")
 def test_damaged_records_are_set_aside_and_rebuilt_and_live_claims_keep_their_devices(node):
-    """F8: at start and while the driver runs; each kind of damage, a lost directory, a claim that is gone meanwhile."""
+    """At start and while the driver runs; each kind of damage, a lost directory, a claim that is gone meanwhile."""
     first = started(node)
     claims = {kind: node.claim(kind, f"gpu-{n}") for n, kind in enumerate([*DAMAGE, "gone", "whole"])}
     before = dict(zip(claims, devices(first.prepare(*claims.values())), strict=True))
@@ -129,8 +130,9 @@ def test_damaged_records_are_set_aside_and_rebuilt_and_live_claims_keep_their_de
     assert (node.records(), node.cdi_files(), node.leftovers()) == (set(), set(), [])
 
 
+@pytest.mark.fault("F9")
 def test_records_of_other_versions_are_read_kept_or_left_alone(node):
-    """F9: of N-1 (fields missing), of N+1 that N may read (unknown fields stay), of N+1 that N must not touch."""
+    """Of N-1 (fields missing), of N+1 that N may read (unknown fields stay), of N+1 that N must not touch."""
     first = started(node)
     older, newer, strange = (node.claim(n, f"gpu-{i}") for i, n in enumerate(["older", "newer", "strange"]))
     before = devices(first.prepare(older, newer, strange))
@@ -176,10 +178,10 @@ def test_records_of_other_versions_are_read_kept_or_left_alone(node):
 
 
 @pytest.mark.parametrize("where", ["state", "claims", "cdi"])
+@pytest.mark.fault("F10", "F11")
 def test_a_full_and_a_read_only_disk_are_errors_that_name_the_path_and_pass_without_a_restart(
     node, mounts, where
 ):
-    """F10, F11."""
     path = {"state": node.state_dir, "claims": node.state_dir / "claims", "cdi": node.root / "var/run/cdi"}[
         where
     ]
@@ -218,8 +220,8 @@ def test_a_full_and_a_read_only_disk_are_errors_that_name_the_path_and_pass_with
     assert (node.records(), node.cdi_files(), node.leftovers()) == (set(), set(), [])
 
 
+@pytest.mark.fault("F11")
 def test_a_cdi_directory_or_file_removed_by_hand_is_made_again_by_the_next_prepare(clean):
-    """F11."""
     node = clean.node
     claims = [node.claim(f"cdi-{n}", f"gpu-{n}") for n in range(2)]
     before = devices(clean.prepare(*claims))
@@ -243,8 +245,9 @@ FOREIGN = {
 }
 
 
+@pytest.mark.fault("F12", "F23")
 def test_what_nobody_wants_is_removed_at_start_and_foreign_files_stay(node):
-    """F12 and F23: orphan CDI files, and a claim that was force-deleted while the driver was down."""
+    """Orphan CDI files, and a claim that was force-deleted while the driver was down."""
     first = started(node)
     gone, live = node.claim("gone", "gpu-0"), node.claim("live", "gpu-1")
     before = devices(first.prepare(gone, live))
@@ -276,8 +279,9 @@ def nodes_of(node, claim):
     return {entry["path"]: entry.get("major") for edit in edits for entry in edit.get("deviceNodes", ())}
 
 
+@pytest.mark.fault("F13", "F14")
 def test_after_a_reboot_no_stale_device_number_is_used_and_a_lost_gpu_is_told(node):
-    """F13 and F14, without MIG: the records of before count for nothing, the slices show the truth."""
+    """Without MIG: the records of before count for nothing, the slices show the truth."""
     first = started(node)
     kept, lost = node.claim("kept", "gpu-0"), node.claim("lost", "gpu-7")
     before = devices(first.prepare(kept, lost))

@@ -1,4 +1,4 @@
-"""Clients that ask for too much, or say nothing: what they take is bounded and given back, and others are served (F43)."""
+"""Clients that ask for too much, or say nothing: what they take is bounded and given back, and others are served."""
 
 from __future__ import annotations
 

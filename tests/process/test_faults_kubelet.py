@@ -1,8 +1,7 @@
-"""Faults of the kubelet, of the scheduler and of claims' lives (F1 to F7, F24 to F28), against the real process.
+"""Faults of the kubelet, of the scheduler and of claims' lives, against the real process.
 
-Shown elsewhere in this folder, with the invariants: F1 `test_life` (a restarted kubelet), F3 `test_life` (sockets of a
-killed run, of a killed pod), F4 `test_life` (sigterm while idle), F5 `test_life` (sigterm during a prepare call), F6 and
-F7 `test_crash` (every step of prepare, of its rollback and of unprepare).
+Shown elsewhere in this folder, with the invariants: `test_life` (a restarted kubelet, sockets of a killed run, signals),
+`test_crash` (every step of prepare, of its rollback and of unprepare).
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ def contents(slices):
     return [(each["metadata"]["name"], each["spec"]) for each in slices]
 
 
+@pytest.mark.fault("F2")
 def test_slices_that_the_kubelet_deletes_are_back_within_two_seconds_as_they_were(clean):
-    """F2: same content, same generation."""
+    """Same content, same generation."""
     node = clean.node
     before = node.slices()
     node.api.request("DELETE", f"{RESOURCE_API}/resourceslices?fieldSelector=spec.nodeName=node-a")
@@ -34,8 +34,9 @@ def test_slices_that_the_kubelet_deletes_are_back_within_two_seconds_as_they_wer
     check_invariants(node, clean.daemon, noted=["pool_restored"])
 
 
+@pytest.mark.fault("F24")
 def test_a_claim_made_anew_under_its_name_is_never_mixed_up_with_the_old_one(clean):
-    """F24: the new claim is refused while the old one holds the device, and the old one is let go by itself."""
+    """The new claim is refused while the old one holds the device, and the old one is let go by itself."""
     node = clean.node
     old = node.claim("again", "gpu-1")
     (first,) = clean.prepare(old)
@@ -63,8 +64,9 @@ def test_a_claim_made_anew_under_its_name_is_never_mixed_up_with_the_old_one(cle
     assert clean.unprepare(new) == [""]
 
 
+@pytest.mark.fault("F25")
 def test_a_late_prepare_after_unprepare_is_refused_while_no_pod_has_the_claim(clean):
-    """F25: a retry that arrives late does not take a device for nobody."""
+    """A retry that arrives late does not take a device for nobody."""
     node = clean.node
     claim = node.claim("late", "gpu-2")
     assert clean.prepare(claim)[0].error == ""
@@ -84,8 +86,9 @@ def test_a_late_prepare_after_unprepare_is_refused_while_no_pod_has_the_claim(cl
     assert clean.unprepare(claim) == [""]
 
 
+@pytest.mark.fault("F26")
 def test_a_second_claim_on_a_held_device_is_refused_at_once_and_the_holder_is_named(clean):
-    """F26: whatever the scheduler decided. Monitoring and shares are allowed; after release the second one succeeds."""
+    """Whatever the scheduler decided. Monitoring and shares are allowed; after release the second one succeeds."""
     node = clean.node
     node.allow_monitoring()
     first, second = node.claim("holder", "gpu-3", pods=("train",)), node.claim("rival", "gpu-3")
@@ -114,8 +117,9 @@ def test_a_second_claim_on_a_held_device_is_refused_at_once_and_the_holder_is_na
     assert clean.unprepare(*shares) == ["", ""]
 
 
+@pytest.mark.fault("F28")
 def test_fifty_claims_at_once_are_prepared_and_unprepared_in_time(clean):
-    """F28: below the kubelet's 45 s by far (the bench has the figures); fifty more come while fifty go."""
+    """Below the kubelet's 45 s by far (the bench has the figures); fifty more come while fifty go."""
     node = clean.node
     node.allow_monitoring()
     first = [node.claim(f"many-{n}", f"gpu-{n}") for n in range(8)]
@@ -146,6 +150,7 @@ def test_fifty_claims_at_once_are_prepared_and_unprepared_in_time(clean):
     assert "DRA-LOCK-TIMEOUT" not in clean.daemon.log.read_text()
 
 
+@pytest.mark.fault("F47")
 def test_two_hundred_cycles_leave_no_descriptor_no_thread_and_no_memory_behind(clean):
     """I6."""
     node = clean.node
@@ -166,8 +171,9 @@ def test_two_hundred_cycles_leave_no_descriptor_no_thread_and_no_memory_behind(c
     check_invariants(node, clean.daemon)
 
 
+@pytest.mark.fault("F27")
 def test_two_instances_give_a_contested_device_to_one_claim_and_the_last_keeps_its_sockets(node):
-    """F27: two processes, one race; whichever instance stops, the other serves, and the slices stay."""
+    """Two processes, one race; whichever instance stops, the other serves, and the slices stay."""
     kubelet = node.kubelet()
     old, new = node.daemon(pod_uid=new_uid()), node.daemon(pod_uid=new_uid())
     kubelet.wait_registered(DRIVER, timeout_seconds=60, instances=2)
@@ -208,8 +214,9 @@ def test_two_instances_give_a_contested_device_to_one_claim_and_the_last_keeps_i
 
 
 @pytest.mark.parametrize("stopped_during", ["prepare", "unprepare"])
+@pytest.mark.fault("F5")
 def test_sigterm_while_calls_run_leaves_whole_claims_or_none(node, stopped_during):
-    """F5: eight claims are under way when the driver is told to stop; the retry succeeds for all."""
+    """Eight claims are under way when the driver is told to stop; the retry succeeds for all."""
     kubelet = node.kubelet()
     daemon = node.daemon()
     connection = kubelet.wait_registered(DRIVER, timeout_seconds=60)

@@ -1,4 +1,4 @@
-"""A leader that is stopped for longer than its lease is good, and goes on: one writer at any time (F44).
+"""A leader that is stopped for longer than its lease is good, and goes on: one writer at any time.
 
 What was written by whom is read from the API server's log of requests, in the order in which it answered them.
 """

@@ -29,6 +29,7 @@ from tests.process.health_node import (
 LOST_TAINTS = {XID: ("79", "NoSchedule"), LOST: ("", "NoSchedule")}
 
 
+@pytest.mark.fault("F32", "F35")
 def test_xid_79_on_one_gpu_of_eight(node):
     """Tainted, streamed and told; kept over a restart with its time; cleared after the reset; no other GPU touched."""
     daemon, kubelet = started(node)
@@ -134,6 +135,7 @@ def test_an_xid_of_a_mig_device_taints_that_device_alone_until_nvml_says_it_is_w
         wait_until(lambda: "gpu-1" in published(node), what="the GPU is whole again")
 
 
+@pytest.mark.fault("F37")
 def test_a_gpu_that_disappears_and_comes_back(well):
     node, _, kubelet = well
     control = node.machine.control
@@ -155,8 +157,9 @@ def test_a_gpu_that_disappears_and_comes_back(well):
     wait_until(lambda: not ill(node, kubelet), what="and well")
 
 
+@pytest.mark.fault("F29", "F30")
 def test_a_gpu_that_hangs_is_unhealthy_and_others_are_prepared(well):
-    """F29 and F30: a call that is slow, or never comes back, costs its GPU only."""
+    """A call that is slow, or never comes back, costs its GPU only."""
     node, _, kubelet = well
     control, connection = node.machine.control, kubelet.connection(DRIVER)
     control.set_fault("nvmlDevice*", gpu=5, hang=True)
@@ -184,8 +187,8 @@ def test_a_gpu_that_hangs_is_unhealthy_and_others_are_prepared(well):
     call(connection.unprepare, [claim])
 
 
+@pytest.mark.fault("F33")
 def test_application_errors_are_remarks_and_keep_nobody_away(well):
-    """F33."""
     node, daemon, kubelet = well
     for xid in (13, 31, 43, 45, 68, 109):
         before = len(daemon.logged("xid_received"))
@@ -200,8 +203,9 @@ def test_application_errors_are_remarks_and_keep_nobody_away(well):
     assert not ill(node, kubelet)
 
 
+@pytest.mark.fault("F34")
 def test_a_storm_of_xids_is_few_writes_and_the_last_state_is_right(well):
-    """F34: a thousand in a second."""
+    """A thousand in a second."""
     node, daemon, _ = well
     before = len(daemon.logged("pool_published"))
     began = time.monotonic()
@@ -216,8 +220,8 @@ def test_a_storm_of_xids_is_few_writes_and_the_last_state_is_right(well):
     assert writes <= 2 * (time.monotonic() - began) + 2
 
 
+@pytest.mark.fault("F36")
 def test_memory_errors_and_rows_that_cannot_be_remapped(well):
-    """F36."""
     node, _, kubelet = well
     control = node.machine.control
     control.add_ecc_errors(4, 3)
@@ -259,8 +263,8 @@ def test_heat_lanes_and_the_fabric(well):
     assert "nvidia-fabricmanager" in ill(node, kubelet)["gpu-7"]
 
 
+@pytest.mark.fault("F31")
 def test_a_driver_that_is_upgraded_under_us_is_found_and_taken_up(well):
-    """F31."""
     node, daemon, kubelet = well
     control = node.machine.control
     before = control.state.library_version

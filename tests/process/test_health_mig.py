@@ -66,6 +66,7 @@ def test_an_xid_of_a_partition_that_was_made_for_a_claim_concerns_it_alone(dynam
     wait_well(node)
 
 
+@pytest.mark.fault("F32")
 def test_an_xid_of_a_gpu_concerns_all_that_could_be_cut_from_it_in_one_generation(dynamic):
     node, _, kubelet = dynamic
     wait_well(node)
@@ -112,8 +113,8 @@ def test_pods_with_shares_of_an_ill_gpu_all_see_it(dynamic):
     wait_well(node)
 
 
+@pytest.mark.fault("F46", "F30")
 def test_a_scrape_while_a_gpu_hangs_answers_and_piles_up_no_threads(dynamic):
-    """F46, and the shown figures of F30."""
     node, daemon, _ = dynamic
     wait_well(node)
     (bound,) = daemon.logged("http_endpoint_bound")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import time
 
+import pytest
+
 from tests.process.harness import DRIVER, wait_until
 from tests.process.health_node import (
     LOST,
@@ -62,6 +64,7 @@ def test_without_a_held_session_xids_come_from_the_kernel_log(node):
     wait_until(lambda: not node.machine.control.open_sessions(), what="no session is held")
 
 
+@pytest.mark.fault("F32")
 def test_a_gpu_that_is_lost_at_the_start_is_tainted_alone(node):
     node.machine.control.lose_gpu(7)
     _, kubelet = started(node)

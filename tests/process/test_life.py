@@ -40,8 +40,8 @@ def test_the_kubelet_sees_the_health_of_each_device(node):
     )
 
 
+@pytest.mark.fault("F1", "F2")
 def test_a_restarted_kubelet_registers_the_driver_and_gets_the_wiped_slices_back(node):
-    """F1."""
     node.daemon()
     first = node.kubelet()
     before = node.wait_published()
@@ -69,8 +69,8 @@ def test_a_restarted_kubelet_registers_the_driver_and_gets_the_wiped_slices_back
     check_invariants(node, noted=["pool_restored"])
 
 
+@pytest.mark.fault("F3")
 def test_sockets_of_a_killed_run_do_not_hinder_the_next(node):
-    """F3."""
     kubelet = node.kubelet()
     killed = node.daemon()
     kubelet.wait_registered(DRIVER, timeout_seconds=60)
@@ -89,8 +89,8 @@ def test_sockets_of_a_killed_run_do_not_hinder_the_next(node):
     check_invariants(node, noted=["stale_socket_removed"])
 
 
+@pytest.mark.fault("F3")
 def test_sockets_of_a_killed_pod_are_removed_by_the_next(node):
-    """F3."""
     killed = node.daemon(pod_uid=new_uid())
     wait_until(lambda: list(node.registry.iterdir()))
     (stale,) = node.registry.iterdir()
@@ -102,8 +102,8 @@ def test_sockets_of_a_killed_pod_are_removed_by_the_next(node):
     check_invariants(node, noted=["stale_socket_removed"])
 
 
+@pytest.mark.fault("F4")
 def test_sigterm_while_idle_removes_the_sockets_and_keeps_slices_and_cdi_files(node):
-    """F4."""
     daemon, kubelet = node.daemon(), node.kubelet()
     kubelet.wait_registered(DRIVER, timeout_seconds=60)
     kubelet.wait_health(DRIVER, lambda connection: connection.health_messages > 0)
@@ -118,8 +118,8 @@ def test_sigterm_while_idle_removes_the_sockets_and_keeps_slices_and_cdi_files(n
     assert daemon.logged("plugin_stopped")
 
 
+@pytest.mark.fault("F5")
 def test_sigterm_during_a_prepare_call_lets_it_finish(node):
-    """F5."""
     daemon, kubelet = node.daemon(), node.kubelet()
     kubelet.wait_registered(DRIVER, timeout_seconds=60)
     node.wait_published()
@@ -154,8 +154,8 @@ def test_sigterm_during_a_prepare_call_lets_it_finish(node):
     assert (node.records(), node.cdi_files()) == (set(), set())
 
 
+@pytest.mark.fault("F27")
 def test_two_instances_of_a_rolling_update_answer_alike_and_the_slices_stay(node):
-    """F27."""
     kubelet = node.kubelet(timings=FAST)
     old = node.daemon(pod_uid=new_uid())
     kubelet.wait_registered(DRIVER, timeout_seconds=60)
@@ -182,6 +182,7 @@ def test_two_instances_of_a_rolling_update_answer_alike_and_the_slices_stay(node
     ]
 
 
+@pytest.mark.fault("F15")
 def test_without_an_api_server_it_is_alive_registered_and_not_ready_until_that_comes_back(node):
     node.api.faults.refuse()
     daemon = node.daemon("--healthcheck-port=0")

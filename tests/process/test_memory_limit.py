@@ -1,4 +1,4 @@
-"""F48: the driver within a memory limit, with eight GPUs, of which two are divided; all with DRA_TEST_SLOW=1."""
+"""The driver within a memory limit, with eight GPUs, of which two are divided; all with DRA_TEST_SLOW=1."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ class Limit:
             time.sleep(0.05)
 
 
+@pytest.mark.fault("F48")
 def test_divided_gpus_are_served_within_a_memory_limit():
     limit = Limit(LIMIT)
     node = Node()

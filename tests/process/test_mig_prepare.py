@@ -33,6 +33,7 @@ def is_clean(node) -> bool:
 @pytest.mark.parametrize(
     "step", ["prepare:record-written", "prepare:effect-applied:1", "prepare:effect-applied:2"]
 )
+@pytest.mark.fault("F6")
 def test_killed_while_a_partition_is_made(node, step):
     kubelet = node.kubelet()
     doomed = node.daemon(crash_at=step)
@@ -52,6 +53,7 @@ def test_killed_while_a_partition_is_made(node, step):
 
 
 @pytest.mark.parametrize("step", ["unprepare:effect-undone:2", "unprepare:effect-undone:1"])
+@pytest.mark.fault("F7")
 def test_killed_while_a_partition_is_destroyed(node, step):
     kubelet = node.kubelet()
     doomed = node.daemon(crash_at=step)
@@ -68,10 +70,11 @@ def test_killed_while_a_partition_is_destroyed(node, step):
     assert is_clean(node)
 
 
+@pytest.mark.fault("F13")
 def test_after_a_reboot_a_live_claims_partition_is_made_again_under_its_name_and_the_container_sees_the_new_one(
     node,
 ):
-    """Fault F13: nothing of the old boot is used; the hardware gives out other ids, and with them another UUID."""
+    """Nothing of the old boot is used; the hardware gives out other ids, and with them another UUID."""
     kubelet, daemon = node.kubelet(), node.daemon()
     kubelet.wait_registered(DRIVER, timeout_seconds=60)
     node.wait_published()
@@ -120,6 +123,7 @@ def instance_seen(node, view):
     return found
 
 
+@pytest.mark.fault("F8", "F23")
 def test_the_partition_of_a_lost_record_is_still_ours_and_goes_once_its_claim_is_gone(node):
     kubelet, daemon = node.kubelet(), node.daemon()
     kubelet.wait_registered(DRIVER, timeout_seconds=60)
@@ -141,10 +145,11 @@ def test_the_partition_of_a_lost_record_is_still_ours_and_goes_once_its_claim_is
 
 
 @pytest.mark.parametrize("arguments", [("--mig-mode=static",), ()])
+@pytest.mark.fault("F14")
 def test_a_layout_by_hand_that_a_reboot_took_is_told_and_only_made_again_where_that_is_wanted(
     node, arguments
 ):
-    """Fault F14: the slices show what there is; a claim on a partition that is gone fails with an event, or gets it anew."""
+    """The slices show what there is; a claim on a partition that is gone fails with an event, or gets it anew."""
     node.machine.control.set_mig_layout(2, [("3g.40gb", 4)])
     node.partitions = {}
     kubelet, daemon = node.kubelet(), node.daemon(*arguments)
@@ -178,6 +183,7 @@ def test_a_layout_by_hand_that_a_reboot_took_is_told_and_only_made_again_where_t
     not os.environ.get("DRA_TEST_SLOW"),
     reason="half a minute against the kubelet's limit of 45 s; set DRA_TEST_SLOW=1 (the engine's twin always runs)",
 )
+@pytest.mark.fault("F29")
 def test_fifty_six_pods_with_partitions_start_while_each_nvml_call_takes_200_ms(node):
     kubelet = node.kubelet(timings=replace(FAST, call=45.0))
     daemon = node.daemon()

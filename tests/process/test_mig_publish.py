@@ -73,6 +73,7 @@ def test_a_server_without_counters_never_sees_a_partition_beside_its_gpu(node, v
     assert [each["spec"]["pool"]["generation"] for each in found] == [1]
 
 
+@pytest.mark.fault("F37")
 def test_a_layout_changed_by_hand_makes_that_gpu_static_and_back(node):
     """Long before the next regular look."""
     on = node("1.36")
@@ -91,6 +92,7 @@ def test_a_layout_changed_by_hand_makes_that_gpu_static_and_back(node):
     assert published(on, 8 * 26)
 
 
+@pytest.mark.fault("F37")
 def test_a_layout_by_hand_is_published_within_seconds_where_partitions_are_not_made_on_demand(node):
     on = node("1.36", profile="dgx-a100")
     for slot in on.machine.profile.gpus:
@@ -114,6 +116,7 @@ def test_partitions_are_offered_by_default_and_not_where_nobody_wants_them(node,
 
 
 @pytest.mark.parametrize(("mode_on", "count"), [(False, 8), (True, 8 * 25)])
+@pytest.mark.fault("F40")
 def test_an_ampere_gpu_is_offered_as_its_mig_mode_says_for_that_is_not_switched_while_the_node_runs(
     node, mode_on, count
 ):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
+
 from tests.process.harness import DRIVER, new_uid, ref_of, wait_until
 from tests.process.invariants import check_invariants
 
@@ -76,8 +78,9 @@ class Slices:
                 self.missing.append((len(slices), wanted, devices))
 
 
+@pytest.mark.fault("F27")
 def test_an_update_with_two_instances_fails_no_prepare_and_misses_no_slice(node):
-    """F27: and back again, as a rollback does."""
+    """And back again, as a rollback does."""
     kubelet = node.kubelet()
     instance = node.daemon(pod_uid=new_uid())
     kubelet.wait_registered(DRIVER, timeout_seconds=60)

@@ -224,6 +224,7 @@ def test_a_share_is_never_without_its_limits_when_keeper_and_plugin_restart_toge
         "prepare:effect-applied:1",
     ],
 )
+@pytest.mark.fault("F6")
 def test_killed_while_mps_is_set_up_nothing_leaks(node, step):
     kubelet, doomed, before = start(node, crash_at=step)
     claim = node.claim("mps", "gpu-0", configs=(HALF,))
@@ -237,6 +238,7 @@ def test_killed_while_mps_is_set_up_nothing_leaks(node, step):
     assert is_clean(node)
 
 
+@pytest.mark.fault("F7")
 def test_killed_while_mps_is_taken_down_nothing_leaks(node):
     kubelet, doomed, before = start(node, crash_at="unprepare:effect-undone:1")
     pod = node.pod("p", node.claim("mps", "gpu-0", configs=(HALF,)))
@@ -267,6 +269,7 @@ def test_mps_on_a_mig_device_made_for_the_claim(node):
     assert not any(each.instances or each.mig_current for each in node.machine.control.state.gpus)
 
 
+@pytest.mark.fault("F12")
 def test_daemons_of_nobody_are_ended(node):
     """A record that went without its daemon: the disk lost it, or somebody removed it."""
     kubelet, daemon, _ = start(node)

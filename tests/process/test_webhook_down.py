@@ -1,9 +1,10 @@
-"""F45: the webhook does not answer. What has nothing to do with it goes on, and prepare checks what it would have checked."""
+"""The webhook does not answer. What has nothing to do with it goes on, and prepare checks what it would have checked."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.process.conftest import call
@@ -61,6 +62,7 @@ def allocate(node, name, device):
     return answer
 
 
+@pytest.mark.fault("F45", "F41")
 def test_claims_without_our_configuration_are_made_and_the_others_as_the_policy_says_and_prepare_checks_again(
     node,
 ):

@@ -209,8 +209,8 @@ def test_a_missing_node_that_the_plugin_can_make_and_missing_links_are_warnings(
     assert codes(report, "warning") == ["DRA-DEVICE-NODE-MISSING", "DRA-DEV-CHAR-LINKS"]
 
 
+@pytest.mark.fault("F49")
 def test_a_denied_node_is_reported(machine, monkeypatch):
-    """F49."""
     import os
 
     real = os.open
@@ -232,6 +232,7 @@ def spec(kind, name, **edits):
     return json.dumps({"cdiVersion": "0.5.0", "kind": kind, "devices": devices})
 
 
+@pytest.mark.fault("F11")
 def test_what_is_wrong_in_the_cdi_directories_is_said_file_by_file(machine):
     uvm = {"path": "/dev/nvidia-uvm", "major": 507, "minor": 0}
     machine.write("/etc/cdi/nvidia.yaml", spec("nvidia.com/gpu", "0", deviceNodes=[uvm]))

@@ -106,6 +106,7 @@ def test_bookmarks_are_asked_for_and_move_the_version(api: TinyApi, follow) -> N
     assert reflector.objects() == ()
 
 
+@pytest.mark.fault("F18")
 def test_after_410_a_new_list_tells_what_was_missed(api: TinyApi, follow, seen: Seen) -> None:
     api.put("nodes", a_node("a"))
     api.put("nodes", a_node("b"))
@@ -124,6 +125,7 @@ def test_after_410_a_new_list_tells_what_was_missed(api: TinyApi, follow, seen: 
     assert [node["metadata"]["name"] for node in reflector.objects()] == ["b"]
 
 
+@pytest.mark.fault("F19")
 def test_a_silent_connection_is_given_up_and_the_next_list_shows_what_happened(
     api: TinyApi, follow, seen: Seen
 ) -> None:
@@ -147,6 +149,7 @@ def test_a_silent_connection_is_given_up_and_the_next_list_shows_what_happened(
     ],
     ids=["ends", "resets", "500", "410", "cut"],
 )
+@pytest.mark.fault("F18")
 def test_a_server_that_ends_every_watch_at_once_gets_at_most_one_request_a_second(
     api: TinyApi, client: KubeClient, fault
 ) -> None:

@@ -98,6 +98,7 @@ def test_a_board_that_was_replaced_is_left_alone(rig):
     assert on.layout == []
 
 
+@pytest.mark.fault("F40")
 def test_on_ampere_the_mode_is_never_switched(rig):
     on = rig("dgx-a100")
     with pytest.raises(DeviceError) as refused:
@@ -134,6 +135,7 @@ def test_a_place_that_the_profile_does_not_have_is_refused_and_the_mode_untouche
 @pytest.mark.parametrize(
     ("other", "said"), [("1g.10gb", "is there already"), ("3g.40gb", "(profile 9) has 0 to 3")]
 )
+@pytest.mark.fault("F38")
 def test_a_place_that_is_taken_is_refused_and_the_holder_named(rig, other, said):
     on = rig()
     on.control.set_mig_layout(0, [(other, 0)])
@@ -237,6 +239,7 @@ def test_a_creation_that_comes_too_late_takes_itself_back(rig):
     assert on.layout == [(14, 4, 1)]
 
 
+@pytest.mark.fault("F39")
 def test_a_device_in_use_is_not_destroyed_and_can_be_later(rig):
     on = rig()
     made = on.create(19, 2)

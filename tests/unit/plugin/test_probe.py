@@ -64,6 +64,7 @@ def test_alive_does_not_need_an_api_server_and_ready_says_that_it_is_missing(pro
     assert check(probe, "readiness") == (HealthCheckResponse.SERVING, "")
 
 
+@pytest.mark.fault("F30")
 def test_busy_prepare_threads_do_not_make_the_driver_look_dead(probe, dial, engine):
     from dra.pb.services import PREPARE_V1
 

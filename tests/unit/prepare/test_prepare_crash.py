@@ -33,6 +33,7 @@ def test_the_listed_steps_are_those_that_happen(node):
 
 
 @pytest.mark.parametrize("step", steps.prepare_steps())
+@pytest.mark.fault("F6")
 def test_a_prepare_killed_anywhere_is_finished_by_the_next(node, step):
     ref, other = node.claim(1, "gpu-0"), node.claim(2, "gpu-1")
     reference = node.prepared(other)
@@ -69,6 +70,7 @@ def test_a_prepare_killed_anywhere_whose_claim_is_then_deleted_is_swept(node, st
 
 
 @pytest.mark.parametrize("step", steps.unprepare_steps())
+@pytest.mark.fault("F7")
 def test_an_unprepare_killed_anywhere_is_finished_by_the_next(node, step):
     ref = node.claim(1, "gpu-0")
     node.prepared(ref)

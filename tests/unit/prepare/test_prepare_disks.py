@@ -56,6 +56,7 @@ def disk_node(tmp_path, mount):
 
 
 @pytest.mark.parametrize("what", ["state", "cdi"])
+@pytest.mark.fault("F10")
 def test_a_full_disk_is_a_retryable_error_that_names_the_path_and_goes_with_the_space(disk_node, what):
     node, where, _ = disk_node(what)
     ref = node.claim(1, "gpu-0")
@@ -82,6 +83,7 @@ def test_a_full_disk_is_a_retryable_error_that_names_the_path_and_goes_with_the_
 
 
 @pytest.mark.parametrize("what", ["state", "cdi"])
+@pytest.mark.fault("F10")
 def test_a_read_only_disk_is_a_retryable_error_and_unknown_claims_are_still_unprepared(disk_node, what):
     node, where, change = disk_node(what)
     known, ref = node.claim(1, "gpu-1"), node.claim(2, "gpu-0")

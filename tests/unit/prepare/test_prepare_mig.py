@@ -251,6 +251,7 @@ def test_one_that_was_destroyed_by_hand_is_made_again_with_its_new_uuid(made):
     assert made.partitions() == [made.name(0, "1g.10gb", 4)]
 
 
+@pytest.mark.fault("F38")
 def test_a_foreign_partition_in_the_way_is_named_and_left_and_the_retry_after_it_is_gone_succeeds(made):
     uuid = made.sim.set_mig_layout(0, [("3g.40gb", 0)])[0]
     ref = made.claim(1, made.name(0, "1g.10gb", 2))
@@ -265,6 +266,7 @@ def test_a_foreign_partition_in_the_way_is_named_and_left_and_the_retry_after_it
     made.prepared(ref)
 
 
+@pytest.mark.fault("F38")
 def test_one_that_somebody_makes_at_the_placement_in_the_last_moment_is_not_destroyed(made):
     device = made.name(0, "1g.10gb", 0)
     made.sim.set_mig_mode(0, enabled=True)
@@ -297,6 +299,7 @@ def test_two_partitions_and_a_whole_gpu_of_one_claim_go_together(made):
     assert made.mode(0) == 0
 
 
+@pytest.mark.fault("F40")
 def test_an_ampere_gpu_is_never_switched_while_the_node_runs(tmp_path):
     node = MigNode(tmp_path, profile="dgx-a100")
     device = node.name(0, "1g.5gb", 0)
@@ -367,6 +370,7 @@ def test_monitoring_needs_a_partition_that_exists_and_holds_nothing(made):
     assert made.unprepare(admin) is None
 
 
+@pytest.mark.fault("F26")
 def test_a_placement_that_overlaps_a_held_one_is_refused_and_the_holder_named(made):
     holder = made.claim(1, made.name(0, "3g.40gb", 0), name="big")
     made.prepared(holder)

@@ -152,8 +152,9 @@ def in_use(node, ref, pid=4711) -> None:
     node.sim.add_process(0, pid, gi=outcome["gi"], ci=outcome["ci"])
 
 
+@pytest.mark.fault("F39")
 def test_a_partition_in_use_is_destroyed_later_and_nobody_else_gets_its_place(node, device):
-    """Fault F39: the claim stays unpreparing; the kubelet hears an error and calls again."""
+    """The claim stays unpreparing; the kubelet hears an error and calls again."""
     ref = node.claim(1, device, name="busy")
     node.prepared(ref)
     in_use(node, ref)
@@ -170,6 +171,7 @@ def test_a_partition_in_use_is_destroyed_later_and_nobody_else_gets_its_place(no
     assert is_clean(node)
 
 
+@pytest.mark.fault("F39")
 def test_what_the_kubelet_does_not_finish_is_finished_with_growing_pauses_and_told_once(node, device):
     ref = node.claim(1, device)
     node.prepared(ref)

@@ -20,6 +20,7 @@ def node(tmp_path):
     made.close()
 
 
+@pytest.mark.fault("F29", "F30")
 def test_gpus_go_in_parallel_and_one_that_hangs_costs_its_own_claims_only(node):
     refs = [node.claim(gpu, node.name(gpu, "1g.10gb", 0)) for gpu in range(8)]
     fault = node.sim.set_fault("nvmlDeviceCreateGpuInstanceWithPlacement", gpu=0, hang=True)
@@ -54,6 +55,7 @@ def test_all_partitions_of_two_gpus_are_made_and_destroyed_by_calls_at_the_same_
     assert node.files() == []
 
 
+@pytest.mark.fault("F29")
 def test_with_calls_of_200_ms_fifty_six_claims_are_ready_before_the_kubelet_gives_up(node):
     """The kubelet waits 45 s. Calls of one GPU come one after the other, those of different GPUs beside each other (the
     test above), so that what the claims of one GPU ask of NVML says how long they take where a call takes 200 ms.

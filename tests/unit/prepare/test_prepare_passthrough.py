@@ -88,8 +88,9 @@ def test_a_module_that_cannot_be_loaded_leaves_the_gpu_where_it_was(node):
 # -- who has the GPU open --------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("F50")
 def test_processes_that_have_the_gpu_open_are_named_and_it_stays_where_it_was(node):
-    """Fault F50: the wait is bounded, the error says who it is, and once they are gone the next call succeeds."""
+    """The wait is bounded, the error says who it is, and once they are gone the next call succeeds."""
     node.hardware.users[node.address(0)] = [Holder(4711, "dcgm-exporter"), Holder(12, "nvidia-persiste")]
     ref = node.claim(1, "gpu-vfio-0")
     error = node.refused(ref)

@@ -76,6 +76,7 @@ def test_a_record_of_another_claim_is_corrupt():
         decode_record(encode_record(FULL), uid=uid_of(2))
 
 
+@pytest.mark.fault("F9")
 def test_an_older_record_without_later_fields_is_read():
     optional = ["configs", "consumers", "effects", "devices", "cdi", "boot_id", "checksum", "readable_from"]
     content = json.loads(encode_record(FULL))
@@ -89,6 +90,7 @@ def test_an_older_record_without_later_fields_is_read():
     assert not record.holds("boot-1")
 
 
+@pytest.mark.fault("F9")
 def test_fields_of_a_newer_version_survive_a_rewrite_at_every_depth():
     def newer(content):
         content["version"] = 7
@@ -135,6 +137,7 @@ DAMAGES = [b"", b"\x00" * 64, b'{"version": 1, "claim"', os.urandom(256), b"[]"]
 
 @pytest.mark.parametrize("data", DAMAGES, ids=["empty", "zeros", "cut", "random", "list"])
 @pytest.mark.parametrize("restarted", [True, False])
+@pytest.mark.fault("F8")
 def test_a_damaged_record_is_set_aside_reported_and_rebuilt(node, data, restarted):
     ref, other = node.claim(1, "gpu-0"), node.claim(2, "gpu-1")
     first, second = node.prepared(ref), node.prepared(other)

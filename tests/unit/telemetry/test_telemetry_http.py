@@ -98,6 +98,7 @@ def test_a_page_that_fails_is_a_500_and_the_next_one_is_served(serve):
     assert get(server, "/good").read() == b"x"
 
 
+@pytest.mark.fault("F43")
 def test_slow_clients_hold_up_nobody_and_are_cut_off(serve):
     server = serve({"/big": page("y" * (64 << 20)), "/": page("x")}, read_seconds=2.0, write_seconds=0.2)
     silent = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(10)]
@@ -122,6 +123,7 @@ def test_slow_clients_hold_up_nobody_and_are_cut_off(serve):
     reading.close()
 
 
+@pytest.mark.fault("F43")
 def test_more_clients_than_allowed_push_the_oldest_out(serve):
     server = serve({"/": page("x")}, max_connections=3)
     clients = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(6)]
