@@ -57,8 +57,8 @@ NOT_PYTHON = (
     "xmlrpc",
 )
 # Beside grpc's own and the pools' kept ones: what runs all the time is named in daemon.py.
-MOST_THREADS_AT_REST = 30
-MOST_DESCRIPTORS_AT_REST = 45
+MOST_THREADS_AT_REST = 28
+MOST_DESCRIPTORS_AT_REST = 32
 
 
 @pytest.fixture(scope="module")
