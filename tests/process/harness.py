@@ -144,7 +144,12 @@ class Service:
 
 
 class DaemonProcess(Service):
-    """One `dra plugin` process of a node."""
+    """One `dra plugin` process of a node; with `--healthcheck-port` it can be probed."""
+
+    def probe(self, service: str) -> tuple[int, str]:
+        """Ask as the kubelet's probes do; gives the status and what is missing."""
+        port = wait_until(lambda: self.logged("plugin_started"), what="it has started")[0]["probe_port"]
+        return probe(port, service)
 
     def __init__(self, node: Node, *, arguments: tuple[str, ...], **options: Any) -> None:
         own = (

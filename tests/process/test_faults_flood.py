@@ -10,9 +10,9 @@ import urllib.request
 import grpc
 import pytest
 
-from dra.pb.grpc_health_pb2 import HealthCheckRequest, HealthCheckResponse
+from dra.pb.grpc_health_pb2 import HealthCheckResponse
 from dra.pb.health_v1_pb2 import NodeWatchResourcesRequest
-from dra.pb.services import HEALTH_CHECK, PREPARE_V1, WATCH_HEALTH_V1
+from dra.pb.services import PREPARE_V1, WATCH_HEALTH_V1
 from tests.process.conftest import call
 from tests.process.harness import DRIVER, wait_until
 from tests.process.invariants import Vitals, check_invariants
@@ -76,16 +76,6 @@ def open_streams(channel):
     return [watch(NodeWatchResourcesRequest(), timeout=120) for _ in range(STREAMS)]
 
 
-def probe(port):
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        ask = channel.unary_unary(
-            HEALTH_CHECK.path,
-            request_serializer=HealthCheckRequest.SerializeToString,
-            response_deserializer=HealthCheckResponse.FromString,
-        )
-        return ask(HealthCheckRequest(service="liveness"), timeout=60).status
-
-
 @pytest.mark.fault("F43")
 def test_floods_are_bounded_the_kubelet_is_served_and_all_is_given_back(node):
     daemon = node.daemon("--http-endpoint=127.0.0.1:0", "--healthcheck-port=0", "--mig-mode=static")
@@ -106,7 +96,7 @@ def test_floods_are_bounded_the_kubelet_is_served_and_all_is_given_back(node):
         assert time.monotonic() - began < 10  # some ten milliseconds where nobody else is busy
         with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=60) as answer:
             assert b"dra_node_info" in answer.read()
-        assert probe(health) == HealthCheckResponse.SERVING
+        assert daemon.probe("liveness") == (HealthCheckResponse.SERVING, "")
 
     served()
     before = Vitals.of(pid)

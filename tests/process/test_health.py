@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from dra.pb.grpc_health_pb2 import HealthCheckResponse
 from tests.process.conftest import call
 from tests.process.harness import DRIVER, NODE, Node, wait_until
 from tests.process.health_node import (
@@ -25,6 +26,7 @@ from tests.process.health_node import (
     wait_taints,
     wait_well,
 )
+from tests.process.invariants import Vitals
 
 LOST_TAINTS = {XID: ("79", "NoSchedule"), LOST: ("", "NoSchedule")}
 
@@ -44,6 +46,11 @@ def test_xid_79_on_one_gpu_of_eight(node):
     assert time.monotonic() - began < 20  # 0.6 s on a machine that is not busy; 2 s are promised
     wait_taints(node, {"gpu-3": LOST_TAINTS})
     assert node.slices()[0]["spec"]["pool"]["generation"] == generation
+    # The others are given out as before.
+    others = [node.claim(f"other-{number}", f"gpu-{number}") for number in (2, 4)]
+    connection = kubelet.connection(DRIVER)
+    assert [entry.error for entry in call(connection.prepare, others)] == ["", ""]
+    assert [entry.error for entry in call(connection.unprepare, others)] == ["", ""]
     wait_until(lambda: list(ill(node, kubelet)) == ["gpu-3"], what="the kubelet is told")
     wait_until(lambda: "XID 79" in ill(node, kubelet).get("gpu-3", ""), what="with the reason")
     assert len(streamed(kubelet)) == 8
@@ -88,6 +95,7 @@ def watched():
         "--inventory-interval=1",
         "--health-effects",
         "gpu-lost=NoExecute",
+        "--healthcheck-port=0",
         "--additional-xids-to-ignore=48",
     )
     yield node, daemon, kubelet
@@ -160,11 +168,13 @@ def test_a_gpu_that_disappears_and_comes_back(well):
 @pytest.mark.fault("F29", "F30")
 def test_a_gpu_that_hangs_is_unhealthy_and_others_are_prepared(well):
     """A call that is slow, or never comes back, costs its GPU only."""
-    node, _, kubelet = well
+    node, daemon, kubelet = well
     control, connection = node.machine.control, kubelet.connection(DRIVER)
     control.set_fault("nvmlDevice*", gpu=5, hang=True)
     wait_until(lambda: "gpu-5" in taints(node), what="the GPU that hangs is tainted", seconds=60)
     assert taints(node)["gpu-5"][LOST] == ("hung", "NoExecute")  # as this node's option has it
+    # A restart would not bring the GPU back: the pod is left alone.
+    assert daemon.probe("liveness") == (HealthCheckResponse.SERVING, "")
     claim = node.claim("others", "gpu-6")
     began = time.monotonic()
     (entry,) = call(connection.prepare, [claim])
@@ -207,7 +217,7 @@ def test_application_errors_are_remarks_and_keep_nobody_away(well):
 def test_a_storm_of_xids_is_few_writes_and_the_last_state_is_right(well):
     """A thousand in a second."""
     node, daemon, _ = well
-    before = len(daemon.logged("pool_published"))
+    before, held = len(daemon.logged("pool_published")), Vitals.of(daemon.process.pid)
     began = time.monotonic()
     for number in range(40):
         node.machine.control.push_xid(3 * (number % 2), 31 if number % 3 else 43, times=25)
@@ -218,6 +228,9 @@ def test_a_storm_of_xids_is_few_writes_and_the_last_state_is_right(well):
     )
     writes = len(daemon.logged("pool_published")) - before
     assert writes <= 2 * (time.monotonic() - began) + 2
+    after = Vitals.of(daemon.process.pid)
+    assert after.resident_bytes - held.resident_bytes < 4 << 20
+    assert after.descriptors <= held.descriptors + 2
 
 
 @pytest.mark.fault("F36")

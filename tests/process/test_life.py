@@ -10,7 +10,7 @@ import pytest
 
 from dra.pb.grpc_health_pb2 import HealthCheckResponse
 from dra.sim.kubelet import PrepareError
-from tests.process.harness import DRIVER, FAST, new_uid, probe, wait_until
+from tests.process.harness import DRIVER, FAST, new_uid, wait_until
 from tests.process.invariants import check_invariants, published
 
 
@@ -186,18 +186,17 @@ def test_two_instances_of_a_rolling_update_answer_alike_and_the_slices_stay(node
 def test_without_an_api_server_it_is_alive_registered_and_not_ready_until_that_comes_back(node):
     node.api.faults.refuse()
     daemon = node.daemon("--healthcheck-port=0")
-    port = wait_until(lambda: daemon.logged("plugin_started"))[0]["probe_port"]
     kubelet = node.kubelet()
     kubelet.wait_registered(DRIVER, timeout_seconds=60)
     wait_until(lambda: daemon.logged("pool_publish_failed"))
-    assert probe(port, "liveness") == (HealthCheckResponse.SERVING, "")
-    status, missing = probe(port, "readiness")
+    assert daemon.probe("liveness") == (HealthCheckResponse.SERVING, "")
+    status, missing = daemon.probe("readiness")
     assert status == HealthCheckResponse.NOT_SERVING
     assert missing.startswith("pool: DRA-API-")
     assert "registered" not in missing
     node.api.faults.clear()
     node.wait_published(seconds=60)
-    wait_until(lambda: probe(port, "readiness") == (HealthCheckResponse.SERVING, ""))
+    wait_until(lambda: daemon.probe("readiness") == (HealthCheckResponse.SERVING, ""))
 
 
 def test_sigusr2_writes_the_stacks_of_all_threads_to_a_file(node):

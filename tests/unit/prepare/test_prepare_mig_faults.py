@@ -135,6 +135,22 @@ def test_a_failure_at_any_call_of_destroying_loses_nothing_and_the_retry_succeed
     node.prepared(ref)
 
 
+@pytest.mark.fault("F49")
+@pytest.mark.parametrize("function", CREATE_CALLS)
+def test_a_driver_that_forbids_it_is_an_error_for_good_that_says_so_and_leaves_nothing(
+    node, device, function
+):
+    ref = node.claim(1, device)
+    node.sim.set_fault(function, gpu=0, error="NO_PERMISSION")
+    error = node.refused(ref)
+    assert (error.code, error.retryable) == ("DRA-NVML-NO-PERMISSION", False)
+    assert error.remedy
+    node.sim.clear()
+    assert node.unprepare(ref) is None
+    assert is_clean(node)
+    node.prepared(ref)
+
+
 @pytest.mark.parametrize("function", DESTROY_CALLS)
 def test_a_half_unprepared_claim_can_be_prepared_again(node, device, function):
     ref = node.claim(1, device)
