@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
+import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
@@ -60,7 +61,8 @@ class LiveInventory:
         # Looks begun and ended; they differ while one runs.
         self._begun = 0
         self._scans = 0
-        self._asked = False
+        # When the next look is due that somebody asked for, by `time.monotonic`; None: nobody did.
+        self._due: float | None = None
         self._stopping = False
         self._subscribers: list[Subscriber] = []
         self._thread: threading.Thread | None = None
@@ -100,19 +102,22 @@ class LiveInventory:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_seconds)
 
-    def rescan(self, reason: str = "") -> None:
-        """Look again at once. Requests made during a look are answered together by the next."""
+    def rescan(self, reason: str = "", *, within_seconds: float = 0.0) -> None:
+        """Look again. Requests made during a look, or before one that is due, are answered together by that.
+
+        Args:
+            reason: for the log.
+            within_seconds: how long it may wait, for whoever makes many requests one after the other.
+        """
         with self._changed:
-            self._asked = True
-            self._changed.notify_all()
+            self._ask(within_seconds)
         self._log.debug("inventory_rescan_requested", reason=reason)
 
     def rescan_and_wait(self, *, timeout_seconds: float) -> bool:
         """Look again and wait until a look that began after this call is over; False after the timeout."""
         with self._changed:
             target = self._begun + 1
-            self._asked = True
-            self._changed.notify_all()
+            self._ask(0.0)
             return self._changed.wait_for(
                 lambda: self._scans >= target or self._stopping, timeout_seconds
             ) and (self._scans >= target)
@@ -128,7 +133,7 @@ class LiveInventory:
                 if self._stopping:
                     return
                 self._begun += 1
-                self._asked = False
+                self._due = None
             self._look()
             self._wait()
 
@@ -199,10 +204,27 @@ class LiveInventory:
         while left > 0:
             pause = self._tidy()
             step = left if pause is None else min(left, max(pause, 0.01))
-            with self._changed:
-                if self._changed.wait_for(lambda: self._asked or self._stopping, step):
-                    return
+            if self._sleep(step):
+                return
             left -= step
+
+    def _ask(self, within_seconds: float) -> None:
+        due = time.monotonic() + within_seconds
+        self._due = due if self._due is None else min(due, self._due)
+        self._changed.notify_all()
+
+    def _sleep(self, seconds: float) -> bool:
+        """Wait; whether there is something to do before the time is over."""
+        end = time.monotonic() + seconds
+        with self._changed:
+            while not self._stopping:
+                now = time.monotonic()
+                if self._due is not None and now >= self._due:
+                    return True
+                if now >= end:
+                    return False
+                self._changed.wait((end if self._due is None else min(end, self._due)) - now)
+            return True
 
 
 def on_bus_of(paths: HostPaths) -> Callable[[PciAddress], bool]:

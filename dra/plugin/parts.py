@@ -46,6 +46,10 @@ if TYPE_CHECKING:
     from dra.plugin.passthrough import PassedThrough
     from dra.plugin.settings import PluginSettings
 
+# So long a look at what a claim changed may wait: claims that come one after the other cost one look, and none of them
+# has it beside it.
+_AFTER_OWN_CHANGE_SECONDS = 0.25
+
 
 def client_of(settings: PluginSettings) -> KubeClient:
     """Give the way to the API server."""
@@ -171,7 +175,9 @@ def _engine_ports(daemon: Daemon) -> EnginePorts:
         effects=daemon.sharing.effects,
         shares=daemon.sharing.shares,
         mig=daemon.partitions,
-        layout_changed=lambda: daemon.inventory.rescan("partitions or kernel drivers changed"),
+        layout_changed=lambda: daemon.inventory.rescan(
+            "partitions or kernel drivers changed", within_seconds=_AFTER_OWN_CHANGE_SECONDS
+        ),
         settings=lambda: daemon.policies.settings,
         timing=daemon.calls.step,
         metadata=_metadata_of(daemon),

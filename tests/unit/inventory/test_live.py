@@ -145,6 +145,27 @@ def test_a_subscriber_may_ask_and_leave_from_inside(live):
     assert heard == [True]
 
 
+def test_requests_that_may_wait_are_one_look_and_hold_up_nobody_who_asks_at_once(live):
+    scans, third = Scans(inventory(gpu(0))), threading.Event()
+
+    def scan():
+        found = scans()
+        if scans.count == 3:
+            third.set()
+        return found
+
+    now = live(scan)
+    now.start()
+    assert now.wait_for_first(timeout_seconds=30)
+    for _ in range(5):
+        now.rescan("a partition was made", within_seconds=3600)
+    assert now.rescan_and_wait(timeout_seconds=30)
+    assert scans.count == 2
+    # What was to come was answered by it; a later one comes by itself.
+    now.rescan("a partition was made", within_seconds=0.05)
+    assert third.wait(30)
+
+
 def test_a_waiting_rescan_is_answered_by_a_look_that_began_after_it(live):
     inside, go = threading.Event(), threading.Event()
     looks = []
