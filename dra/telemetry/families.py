@@ -455,7 +455,7 @@ GROUPS: tuple[tuple[str, tuple[Family, ...]], ...] = (
             CLAIM_PREPARED, CLAIM_CONSUMERS,
         ),
     ),
-    ("The fleet (served by dra fleet)", (FLEET_GPUS, FLEET_MEMORY_SLICES)),
+    ("The fleet (served by the replica of dra fleet that leads)", (FLEET_GPUS, FLEET_MEMORY_SLICES)),
     (
         "This process",
         (
