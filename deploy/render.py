@@ -36,6 +36,7 @@ FILES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "webhook-cert-manager.yaml": (("webhook-certificate",), _ONLY_WEBHOOK),
     "optional/network-policy.yaml": (("networkpolicy",), ("kubeletPlugin.networkPolicy.enabled=true",)),
     "optional/monitoring.yaml": (("monitoring",), ("serviceMonitor.enabled=true", "grafanaDashboard.enabled=true")),
+    "optional/deviceclass-vfio.yaml": (("deviceclass-vfio",), ("featureGates.PassthroughSupport=true",)),
     "optional/openshift.yaml": (("openshift",), ("openshift.enabled=true",)),
 }  # fmt: skip
 _HELM_ONLY = re.compile(

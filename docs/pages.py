@@ -142,7 +142,8 @@ def attributes() -> str:
     lines.append("What a device has in its ResourceSlice, and so what a CEL selector can ask for, as in\n"
                  '`device.attributes["gpu.nvidia.com"].productName` and `device.capacity["gpu.nvidia.com"].memory`. Names without a domain are\n'
                  "in the driver's own, `gpu.nvidia.com`. An attribute that a device does not have makes a selector fail: guard it\n"
-                 "with `has(…)` or `.?name.orValue(…)` where the table names only some machines.\n")  # fmt: skip
+                 "with `has(…)` or `.?name.orValue(…)` where the table names only some machines. Devices of type `vfio` come with a\n"
+                 "feature gate: [vfio.md](vfio.md).\n")  # fmt: skip
     for what in ("attribute", "capacity"):
         plural = {"attribute": "Attributes", "capacity": "Capacities"}[what]
         lines.append(
@@ -170,6 +171,8 @@ def _seen() -> dict[tuple[str, str], dict[str, Any]]:
     import tempfile
 
     from dra.host.paths import HostPaths
+    from dra.host.pci_binding import PciBus
+    from dra.inventory.passthrough import scan_with_passthrough
     from dra.inventory.scan import scan
     from dra.nvml.node import session_of
     from dra.sim.node import SimulatedNode
@@ -191,9 +194,12 @@ def _seen() -> dict[tuple[str, str], dict[str, Any]]:
             paths = HostPaths(**node.paths_kwargs())
             session = session_of(paths, library=node.library)
             try:
-                pool = build_pool(
-                    scan(session, paths, profiles=True), node_name="node", features=NEWEST, mig_mode="dynamic"
+                look = scan_with_passthrough(
+                    lambda: scan(session, paths, profiles=True),  # noqa: B023 - called in this round
+                    PciBus(paths),
+                    paths,
                 )
+                pool = build_pool(look(), node_name="node", features=NEWEST, mig_mode="dynamic")
             finally:
                 session.close()
         for device in _devices(pool):
@@ -226,8 +232,9 @@ def _seen() -> dict[tuple[str, str], dict[str, Any]]:
 def _devices(pool: Any) -> Iterator[dict[str, Any]]:
     from dra.controller.shape import contents_of
 
-    for content in contents_of(pool):
-        yield from content.get("devices") or []
+    devices = [device for content in contents_of(pool) for device in content.get("devices") or []]
+    # An example is the first that is met: one of a GPU as containers get it.
+    yield from sorted(devices, key=lambda device: device["attributes"]["type"]["string"] == "vfio")
 
 
 # -- errors ------------------------------------------------------------------------------------------------

@@ -44,6 +44,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("-f", "--filename", metavar="DUMP", action="append", nargs="+", default=[],
                         help="read these dumps of kubectl get -o yaml in place of an API server")  # fmt: skip
     parser.add_argument("--offline", action="store_true", help="ask no API server")
+    parser.add_argument("--feature-gates", default=os.environ.get("FEATURE_GATES", ""), metavar="GATES",
+                        help="those of the node's driver; in its pod they are known [FEATURE_GATES]")  # fmt: skip
     add_cluster_arguments(parser)
     add_node_arguments(parser)
 
@@ -124,9 +126,13 @@ def _is_node(args: argparse.Namespace, ctx: NodeContext) -> bool:
 def node_context(args: argparse.Namespace) -> Iterator[NodeContext]:
     """Give what a look at the node starts from."""
     from dra.diagnose.doctor.context import NodeContext
+    from dra.plugin.settings import offers_passthrough, parse_gates
 
+    passthrough = offers_passthrough(parse_gates(getattr(args, "feature_gates", "")))
     with node_view(args) as view:
-        yield NodeContext(view.paths, view.name, driver=args.driver_name, library=view.library)
+        yield NodeContext(
+            view.paths, view.name, driver=args.driver_name, library=view.library, passthrough=passthrough
+        )
 
 
 def _cluster(args: argparse.Namespace, kind: str, ctx: NodeContext) -> Cluster | None:

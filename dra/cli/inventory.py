@@ -75,6 +75,14 @@ def add_parser(subparsers: Any) -> None:
         "$MIG_MODE, else dynamic)",
     )
 
+    parser.add_argument(
+        "--feature-gates",
+        metavar="GATES",
+        default=os.environ.get("FEATURE_GATES", ""),
+        help="as the plugin's: PassthroughSupport=true shows what can be passed through to virtual machines "
+        "[FEATURE_GATES]",
+    )
+
 
 def run(args: argparse.Namespace) -> int:
     """Look once and print."""
@@ -97,7 +105,8 @@ def run(args: argparse.Namespace) -> int:
         try:
             # Where partitions are made on demand, the plugin publishes what could be made.
             wanted = args.profiles or (args.output in _PUBLISHED and mig_mode == "dynamic")
-            inventory = mark_owned(scan(session, paths, profiles=wanted), _owned(paths, args.driver_name))
+            look = _with_passthrough(args, paths, lambda: scan(session, paths, profiles=wanted))
+            inventory = mark_owned(look(), _owned(paths, args.driver_name))
         finally:
             session.close()
     pool = build_pool(
@@ -125,6 +134,22 @@ def run(args: argparse.Namespace) -> int:
     for trouble in pool.problems:
         _print_problem(trouble.code, trouble.message, trouble.remedy)
     return verdict(inventory, pool.problems).exit_code
+
+
+def _with_passthrough(
+    args: argparse.Namespace, paths: HostPaths, scan: Callable[[], Inventory]
+) -> Callable[[], Inventory]:
+    """Give the look at the hardware; with NVIDIA's gate also at what can be passed through."""
+    from dra.plugin.settings import offers_passthrough, parse_gates
+
+    if not offers_passthrough(parse_gates(args.feature_gates)):
+        return scan
+    from dra.host.pci_binding import PciBus
+    from dra.inventory.keep import without_passed
+    from dra.inventory.passthrough import scan_with_passthrough
+
+    look = scan_with_passthrough(scan, PciBus(paths), paths)
+    return lambda: without_passed(look(), in_use=())
 
 
 def _mig_mode(args: argparse.Namespace) -> MigMode:

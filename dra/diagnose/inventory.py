@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dra.inventory.model import Gpu, Inventory, MigDevice, MigProfile, ScanProblem
-from dra.inventory.names import GpuName
+from dra.inventory.model import Gpu, Inventory, MigDevice, MigProfile, ScanProblem, VfioFunction
+from dra.inventory.names import GpuName, VfioName
 from dra.slices.devices import SliceProblem, mig_name
 
 _MIB = 1 << 20
@@ -31,7 +31,9 @@ UNUSABLE = Verdict("unusable", 2)
 
 def verdict(inventory: Inventory, problems: Sequence[SliceProblem] = ()) -> Verdict:
     """Judge an inventory and the problems of publishing it."""
-    if not any(not gpu.unusable for gpu in inventory.gpus):
+    if not any(not gpu.unusable for gpu in inventory.gpus) and not any(
+        each.on_vfio for each in inventory.vfio
+    ):
         return UNUSABLE
     if inventory.problems or problems:
         return DEGRADED
@@ -39,11 +41,14 @@ def verdict(inventory: Inventory, problems: Sequence[SliceProblem] = ()) -> Verd
 
 
 def rows(inventory: Inventory, *, wide: bool = False) -> list[tuple[str, ...]]:
-    """Give the table's rows under `COLUMNS` or `WIDE_COLUMNS`; partitions follow their GPU."""
+    """Give the table's rows under `COLUMNS` or `WIDE_COLUMNS`; partitions follow their GPU, at the end stand those that a
+    vfio driver has.
+    """
     found: list[tuple[str, ...]] = []
     for gpu in inventory.gpus:
         found.append(_gpu_row(gpu))
         found += [_mig_row(gpu, mig) for mig in gpu.mig_devices]
+    found += [_vfio_row(each) for each in inventory.vfio if each.on_vfio]
     count = len(WIDE_COLUMNS if wide else COLUMNS)
     return [row[:count] for row in found]
 
@@ -63,6 +68,20 @@ def _gpu_row(gpu: Gpu) -> tuple[str, ...]:
         gpu.pcie_root or "-",
         gpu.addressing_mode or "-",
         gpu.brand,
+    )
+
+
+def _vfio_row(function: VfioFunction) -> tuple[str, ...]:
+    return (
+        str(VfioName(function.index)),
+        str(function.pci_address),
+        function.product_name,
+        *("-",) * 4,
+        f"on {function.driver}",
+        "-",
+        "-" if function.numa_node is None else str(function.numa_node),
+        function.pcie_root or "-",
+        *("-",) * 2,
     )
 
 
@@ -91,6 +110,7 @@ def as_json(inventory: Inventory) -> dict[str, Any]:
         "driverVersion": inventory.driver_version,
         "cudaVersion": f"{cuda[0]}.{cuda[1]}" if cuda else None,
         "gpus": [_gpu_json(gpu) for gpu in inventory.gpus],
+        **({"vfio": [_vfio_json(each) for each in inventory.vfio]} if inventory.vfio else {}),
         "problems": [_problem_json(problem) for problem in inventory.problems],
     }
 
@@ -116,6 +136,20 @@ def _gpu_json(gpu: Gpu) -> dict[str, Any]:
             "devices": [_mig_json(gpu, mig) for mig in gpu.mig_devices],
             "profiles": [_profile_json(profile) for profile in gpu.mig_profiles],
         },
+    }
+
+
+def _vfio_json(function: VfioFunction) -> dict[str, Any]:
+    return {
+        "name": str(VfioName(function.index)),
+        "gpu": None if function.gpu_minor is None else str(GpuName(function.gpu_minor)),
+        "pciAddress": str(function.pci_address),
+        "driver": function.driver,
+        "iommuGroup": function.iommu_group,
+        "productName": function.product_name,
+        "addressableBytes": function.addressable_bytes,
+        "numaNode": function.numa_node,
+        "pcieRoot": function.pcie_root,
     }
 
 

@@ -173,6 +173,10 @@ class PciBus:
             pass
         return "vfio-pci"
 
+    def is_loaded(self, driver: str) -> bool:
+        """Whether a driver is there to take functions."""
+        return bool(self._registered(driver))
+
     # -- changing ----------------------------------------------------------------------------------
 
     def load_module(self, driver: str) -> None:

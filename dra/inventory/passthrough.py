@@ -33,7 +33,7 @@ def scan_with_passthrough(
     def look() -> Inventory:
         found = scan()
         if not bus.has_iommu():
-            return replace(found, problems=(*found.problems, _no_iommu()))
+            return replace(found, problems=(*found.problems, no_iommu()))
         functions = tuple(
             _vfio_function(index, function, bus, paths, name)
             for index, function in enumerate(bus.functions())
@@ -78,7 +78,8 @@ def _vfio_function(
     )
 
 
-def _no_iommu() -> ScanProblem:
+def no_iommu() -> ScanProblem:
+    """Give what is said of a node whose kernel runs without an IOMMU."""
     return ScanProblem(
         IOMMU,
         NO_IOMMU,

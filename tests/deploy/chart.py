@@ -19,6 +19,7 @@ VERSIONS = ("1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 EVERYTHING: dict[str, Any] = {
     "namespace": {"create": True},
     "webhook": {"enabled": True},
+    "featureGates": {"PassthroughSupport": True},
     "kubeletPlugin": {"networkPolicy": {"enabled": True}, "nodeLabels": "api", "cleanUpMpsDeployments": True},
     "serviceMonitor": {"enabled": True},
     "grafanaDashboard": {"enabled": True},

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from dra import __version__
+from dra.plugin.settings import offers_passthrough
 from dra.sim.apiserver import SimApiServer
 from tests.deploy.chart import (
     CHART,
@@ -109,6 +110,35 @@ def test_api_version_surge_and_sockets_follow_the_version(version):
 def test_the_api_version_may_be_given():
     asked = render({"resourceApiVersion": "resource.k8s.io/v1beta2"}, version="1.36")
     assert {each["apiVersion"] for each in of_kind(asked, "DeviceClass")} == {"resource.k8s.io/v1beta2"}
+
+
+@pytest.mark.parametrize(
+    ("gates", "made"),
+    [(None, False), ({}, False), ({"PassthroughSupport": False}, False), ({"PassthroughSupport": "false"}, False),
+     ({"PassthroughSupport": True}, True), ({"PassthroughSupport": "true"}, True)],
+)  # fmt: skip
+def test_the_class_of_gpus_that_are_passed_through_comes_with_the_gate(gates, made):
+    objects = render({"featureGates": gates})
+    classes = {each["metadata"]["name"]: each["spec"] for each in of_kind(objects, "DeviceClass")}
+    assert ("vfio.gpu.nvidia.com" in classes) is made
+    assert offers_passthrough(settings_of(plugin_of(objects)).gates) is made
+    if made:
+        (selector,) = classes["vfio.gpu.nvidia.com"]["selectors"]
+        assert selector["cel"]["expression"].endswith("device.attributes['gpu.nvidia.com'].type == 'vfio'")
+    off = render({"featureGates": gates, "deviceClasses": {"create": False}})
+    assert of_kind(off, "DeviceClass") == []
+
+
+def test_the_plugin_may_change_the_drivers_of_devices_and_load_modules_of_the_host():
+    plugin = plugin_of(render({"featureGates": {"PassthroughSupport": True}}))
+    spec = plugin["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    (mount,) = [each for each in container["volumeMounts"] if each["name"] == "host-root"]
+    (volume,) = [each for each in spec["volumes"] if each["name"] == "host-root"]
+    assert volume["hostPath"]["path"] == "/" and not mount.get("readOnly")
+    # What it asks of the host: /sys, /dev/vfio, /lib/modules and modprobe below it, and whose processes hold a GPU.
+    assert environment_of(plugin)["HOST_ROOT"] == mount["mountPath"]
+    assert spec["hostPID"] and container["securityContext"]["privileged"]
 
 
 @pytest.mark.parametrize("root", ROOTS)

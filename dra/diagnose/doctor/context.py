@@ -21,7 +21,7 @@ DRIVER = "gpu.nvidia.com"
 class NodeContext:
     """One node, seen from itself. `cluster` is None where the API was not asked; `offline` says why.
 
-    `library` gives the simulated NVML; None on a real node.
+    `library` gives the simulated NVML; None on a real node. `passthrough`: its driver passes GPUs through (NVIDIA's gate).
     """
 
     paths: HostPaths
@@ -30,6 +30,7 @@ class NodeContext:
     library: Callable[[], object] | None = None
     cluster: Cluster | None = None
     offline: str = "no API server was asked"
+    passthrough: bool = False
     made: dict[str, Any] = field(default_factory=dict)
 
     @cached_property

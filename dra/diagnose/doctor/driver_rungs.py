@@ -14,6 +14,7 @@ from dra.diagnose.doctor.model import Finding, Looked, error, note, warning
 from dra.errors import StackError
 from dra.host.driver_files import find_driver_files
 from dra.host.paths import HostPaths
+from dra.host.pci_binding import is_vfio_driver
 from dra.host.proc import device_majors, kernel_driver_version
 from dra.inventory.model import NODE
 from dra.nvml.library import find_library
@@ -84,7 +85,10 @@ def look_at_driver(ctx: NodeContext) -> Looked:
         )
         for path in files.assumed
     ]
-    findings += _foreign_drivers(on_bus)
+    # With its gate on, those that are passed through have a rung of their own.
+    findings += _foreign_drivers(
+        {address: name for address, name in on_bus.items() if not (ctx.passthrough and is_vfio_driver(name))}
+    )
     text = f"kernel module {loaded}, {len(files.libraries)} libraries under {paths.driver_root_host}, {len(on_bus)} GPUs on the PCI bus"
     return Looked(text, tuple(findings))
 
@@ -151,7 +155,8 @@ def look_at_nvml(ctx: NodeContext) -> Looked:
         for problem in inventory.problems
     ]
     usable = [gpu for gpu in inventory.gpus if not gpu.unusable]
-    if not usable:
+    passed = [name for name in pci_gpus(ctx.paths).values() if ctx.passthrough and is_vfio_driver(name)]
+    if not usable and not passed:
         findings.append(
             error(
                 "DRA-NVML-NO-GPU",

@@ -17,6 +17,7 @@ from dra.diagnose.doctor.kubelet_rung import (
 )
 from dra.diagnose.doctor.model import Finding, Looked, Report, climb, error, note, warning
 from dra.diagnose.doctor.mps_rung import look_at_mps
+from dra.diagnose.doctor.passthrough_rung import look_at_passthrough
 from dra.diagnose.doctor.published_rungs import (
     look_at_claims,
     look_at_slices,
@@ -49,6 +50,7 @@ def diagnose_node(ctx: NodeContext) -> Report:
             )),
             ("claims", lambda: look_at_claims(ctx)),
             ("mps", lambda: look_at_mps(ctx)),
+            *((("passthrough", lambda: look_at_passthrough(ctx)),) if ctx.passthrough else ()),
         ),
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ OK, WARNINGS = 0, 3
 # One exit code for each rung that can break; 1 is an error of the command itself, 2 a wrong command line.
 EXIT_CODES = {
     "driver": 10, "nvml": 11, "device-nodes": 12, "cdi": 13, "runtime": 14, "kubelet": 15, "slices": 16,
-    "claims": 17, "mps": 18,
+    "claims": 17, "mps": 18, "passthrough": 19,
     "api": 20, "classes": 21, "plugin-pods": 22, "nodes": 23, "node": 24,
     "claim": 30, "allocation": 31, "reservation": 32, "placement": 33, "record": 34, "cdi-file": 35,
     "device-files": 36, "driver-files": 37,

@@ -7,6 +7,7 @@ import yaml
 
 from dra import __version__
 from dra.cli.main import main
+from dra.sim.node import SimulatedNode
 from dra.slices.validate import validate_slices
 
 
@@ -116,6 +117,44 @@ def test_slices_are_shared_as_the_plugin_would_share_them(capsys):
     code, _, err = run(capsys, "inventory", "--simulate", "t4-x1", "--sharing", "half")
     assert code == 2
     assert "DRA-SHARING-KIND" in err
+
+
+GATE = ["--feature-gates", "PassthroughSupport=true"]
+
+
+def test_what_can_be_passed_through_is_shown_with_the_gate_only(capsys, monkeypatch):
+    def devices(*words):
+        main(["inventory", "--simulate", "l40s-x4", "-o", "slices", *words])
+        return [
+            device["name"]
+            for each in yaml.safe_load_all(capsys.readouterr().out)
+            for device in each["spec"].get("devices") or ()
+        ]
+
+    plain = [f"gpu-{number}" for number in range(4)]
+    assert devices() == plain
+    both = [name for number in range(4) for name in (f"gpu-vfio-{number}", f"gpu-{number}")]
+    assert devices(*GATE) == both
+    monkeypatch.setenv("FEATURE_GATES", "PassthroughSupport=true")
+    assert devices() == both
+
+
+def test_a_gpu_that_is_passed_through_is_a_line_of_its_own_and_no_trouble(capsys, tmp_path):
+    node = SimulatedNode("h100-nvl-x2", tmp_path)
+    words = ["inventory", "--simulate", "h100-nvl-x2", "--host-root", str(tmp_path), *GATE]
+    node.pci.bind(0, "vfio-pci")
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2:]] == ["gpu-1", "gpu-vfio-0"]
+    assert lines[3].endswith("on vfio-pci")
+    node.pci.bind(1, "vfio-pci")
+    assert main([*words, "-o", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["gpus"] == []
+    assert [(each["name"], each["gpu"], each["driver"], each["iommuGroup"]) for each in shown["vfio"]] == [
+        ("gpu-vfio-0", None, "vfio-pci", 20),
+        ("gpu-vfio-1", None, "vfio-pci", 23),
+    ]
 
 
 def test_a_simulated_machine_leaves_nothing_behind(capsys, tmp_path, monkeypatch):
