@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from dra.cli.common_flags import add_cluster_arguments
 from dra.cli.doctor import node_context
 from dra.cli.node_view import add_node_arguments
 
 if TYPE_CHECKING:
+    from dra.diagnose.cluster_top import DeviceRow
     from dra.diagnose.doctor.context import NodeContext
     from dra.diagnose.top import Row, Top
     from dra.inventory.model import Inventory
@@ -60,13 +63,28 @@ def add_parser(subparsers: Any) -> None:
         "--idle-after", type=float, default=10.0, metavar="MINUTES",
         help="an allocation that does nothing is called idle when it is that old (default: 10)",
     )  # fmt: skip
+    parser.add_argument(
+        "--all", action="store_true",
+        help="the GPUs of all nodes and who holds them, once, from the API server or from dumps; without loads",
+    )  # fmt: skip
+    parser.add_argument(
+        "-f", "--filename", metavar="DUMP", action="append", nargs="+", default=[],
+        help="with --all: read these files or folders (- is standard input) in place of a cluster",
+    )  # fmt: skip
     add_node_arguments(parser)
+    add_cluster_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Look and print until told to stop."""
     from dra.errors import ConfigError
     from dra.telemetry.log import configure
+
+    if args.all:
+        configure(level="error", console=True)
+        return _all_nodes(args)
+    if args.filename:
+        raise ConfigError("DRA-CLI-TOP-FILES", "-f has a meaning with --all only", remedy="Add --all.")
 
     if not 0.1 <= args.interval <= 3600 or not args.idle_after >= 0:
         raise ConfigError(
@@ -94,6 +112,57 @@ def run(args: argparse.Namespace) -> int:
             print_table(top)
             sys.stdout.flush()
             time.sleep(args.interval)
+
+
+def _all_nodes(args: argparse.Namespace) -> int:
+    from dra.diagnose.cluster_top import cluster_rows, rows_json
+    from dra.diagnose.explain.cluster import CLAIM, POD, SLICE
+
+    files = [name for group in args.filename for name in group]
+    if files:
+        from dra.diagnose.explain.files import read_files
+
+        cluster = read_files(files)
+    else:
+        from dra.diagnose.explain.live import read_live
+        from dra.kube.client import connect
+        from dra.kube.connection import KubeOptions
+
+        kubeconfig = args.kubeconfig or os.environ.get("KUBECONFIG") or None
+        client = connect(KubeOptions(kubeconfig=kubeconfig, context=args.context, user_agent="dra-top"))
+        try:
+            cluster = read_live(client, "")
+        finally:
+            client.close()
+    rows = cluster_rows(cluster, driver=args.driver_name)
+    if args.output == "json":
+        print(json.dumps(rows_json(rows, cluster), indent=2, ensure_ascii=False))
+    else:
+        _print_rows(rows)
+        for kind in (SLICE, CLAIM, POD):
+            if not cluster.knows(kind):
+                print(f"not known: {kind}s {cluster.unread[kind]}")
+    return int(not cluster.knows(SLICE) or not cluster.knows(CLAIM))
+
+
+def _print_rows(rows: Sequence[DeviceRow]) -> None:
+    lines = [("NODE", "DEVICE", "PRODUCT", "MEMORY", "STATE", "HELD BY", "TAINTS")]
+    for row in rows:
+        used = ", ".join(f"{name} {amount}" for name, amount in row.used.items())
+        lines.append(
+            (
+                row.node, row.device, row.product or "-", row.memory or "-", f"{row.state} ({used})" if used else row.state,
+                "; ".join(map(str, row.holders)) or "-", ", ".join(row.taints) or "-",
+            )
+        )  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+    free = sum(row.state == "free" and not row.taints for row in rows)
+    nodes = len({row.node for row in rows})
+    print(
+        f"{len(rows)} devices on {nodes} nodes, {free} free, {sum(bool(row.taints) for row in rows)} tainted"
+    )
 
 
 class _Looker:

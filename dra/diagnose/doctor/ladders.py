@@ -209,7 +209,10 @@ def _look_at_classes(cluster: Cluster) -> Looked:
                     "Leave it to one class.",
                 )
             )
-    return Looked(", ".join(sorted(classes)) or "none", tuple(findings))
+    # One for each MIG profile that there is or may be; nobody reads sixty names.
+    profiles = [name for name in classes if name.startswith("mig-")]
+    shown = sorted(set(classes) - set(profiles)) + ([f"{len(profiles)} of MIG profiles"] if profiles else [])
+    return Looked(", ".join(shown) or "none", tuple(findings))
 
 
 def _look_at_pods(cluster: Cluster) -> Looked:

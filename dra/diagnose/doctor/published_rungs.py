@@ -74,7 +74,7 @@ def look_at_slices(
                 "Restart the plugin's pod if this stays: it may hold an NVML that was replaced.",
             )
         )
-    findings += _taints(devices)
+    findings += _taints(devices, node)
     text = f"{len(devices)} devices ({whole} whole GPUs) in {len(current)} slice{'s' * (len(current) != 1)}, generation {generation}"
     return Looked(text, tuple(findings))
 
@@ -85,20 +85,30 @@ def _type(device: Json) -> str:
     return str(found.get("string") or "")
 
 
-def _taints(devices: list[Json]) -> Iterator[Finding]:
+def _taints(devices: list[Json], node: str) -> Iterator[Finding]:
+    """Say each taint once: a GPU that may be cut is published with dozens of partitions, which have its taints too."""
+    tainted: dict[tuple[str, str], list[Json]] = {}
     for device in devices:
         for taint in device.get("taints") or []:
             value = f"={taint['value']}" if taint.get("value") else ""
             since = f" since {taint['timeAdded']}" if taint.get("timeAdded") else ""
-            text = f"{device['name']} is tainted {taint['key']}{value}:{taint.get('effect')}{since}"
-            if taint.get("effect") in ("NoSchedule", "NoExecute"):
-                yield warning(
-                    "DRA-DEVICE-TAINTED",
-                    text,
-                    "dra explain says what the scheduler makes of it; docs/troubleshooting.md lists the keys.",
-                )
-            else:
-                yield note("DRA-DEVICE-TAINTED", text)
+            effect = str(taint.get("effect"))
+            tainted.setdefault((f"{taint['key']}{value}:{effect}{since}", effect), []).append(device)
+    for (taint_text, effect), found in tainted.items():
+        whole = [str(device["name"]) for device in found if _type(device) == "gpu"]
+        names = sorted(whole) or sorted(str(device["name"]) for device in found)
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        parts = f" (with {len(found) - len(whole)} partitions)" if whole and len(found) > len(whole) else ""
+        are = "is" if len(names) == 1 else "are"
+        text = f"{', '.join(names[:3])}{more} of node {node}{parts} {are} tainted {taint_text}"
+        if effect in ("NoSchedule", "NoExecute"):
+            yield warning(
+                "DRA-DEVICE-TAINTED",
+                text,
+                "dra doctor on that node says what is wrong with it; docs/troubleshooting.md lists the keys.",
+            )
+        else:
+            yield note("DRA-DEVICE-TAINTED", text)
 
 
 # -- claims ------------------------------------------------------------------------------------------------

@@ -6,8 +6,10 @@ import pytest
 
 from dra.diagnose.doctor.ladders import diagnose_cluster, diagnose_node_from_api
 from dra.diagnose.doctor.model import EXIT_CODES, as_text
+from dra.diagnose.doctor.published_rungs import look_at_slices
 from dra.diagnose.explain.cluster import SLICE, Cluster, Collection
-from tests.unit.diagnose.explain_world import gpu, gpus, meta, slice_of
+from tests.unit.diagnose.explain_world import cluster as world_of
+from tests.unit.diagnose.explain_world import device_class, gpu, gpus, meta, slice_of
 from tests.unit.diagnose.explain_world import node as node_object
 
 GOOD = {"nodeInfo": {"kubeletVersion": "v1.36.1", "containerRuntimeVersion": "containerd://2.1.0"}}
@@ -126,3 +128,22 @@ def test_a_simulated_node_needs_no_pod_of_the_driver(look):
     report = look(cluster(CLASS, node("a", status=simulated), gpus("a", 2)))
     assert report.exit_code == 0, as_text(report)
     assert "simulated" in as_text(report)
+
+
+def test_a_taint_is_said_once_for_a_gpu_with_all_its_partitions():
+    taint = {"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"}
+    parts = [{**gpu(n, taints=[taint]), "name": f"gpu-0-mig-{n}"} for n in range(20)]
+    for part in parts:
+        part["attributes"] = {"type": {"string": "mig"}}
+    world = world_of(node_object("n1"), slice_of("n1", [gpu(0, taints=[taint]), gpu(1), *parts]))
+    found = look_at_slices(world, "n1", "gpu.nvidia.com").findings
+    assert [each.message for each in found if each.code == "DRA-DEVICE-TAINTED"] == [
+        "gpu-0 of node n1 (with 20 partitions) is tainted gpu.nvidia.com/xid=79:NoSchedule"
+    ]
+
+
+def test_the_classes_of_mig_profiles_are_counted_and_not_listed():
+    classes = [device_class(), *(device_class(f"mig-{n}g.10gb.nvidia.com", "mig") for n in range(30))]
+    found = diagnose_cluster(world_of(node_object("n1"), gpus("n1"), *classes))
+    (rung,) = [rung for rung in found.rungs if rung.name == "classes"]
+    assert rung.text == "gpu.nvidia.com, 30 of MIG profiles"

@@ -364,7 +364,7 @@ def test_tainted_devices_are_told(machine):
         {"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"}
     ]
     report = machine.diagnose(slices=item)
-    assert "gpu-1 is tainted gpu.nvidia.com/xid=79:NoSchedule" in as_text(report)
+    assert f"gpu-1 of node {NAME} is tainted gpu.nvidia.com/xid=79:NoSchedule" in as_text(report)
     assert report.exit_code == 3
 
 
