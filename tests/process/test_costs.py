@@ -153,7 +153,7 @@ def test_eight_claims_in_a_call_are_eight_requests_and_little_that_is_written(bu
     assert others == []
 
 
-# Of the last thousand cycles at most so many times the processor time of the first.
+# The last thousand cycles take at most so many times the time of the first.
 MOST_TIMES_THE_FIRST = 1.2
 
 
@@ -186,21 +186,17 @@ def test_ten_thousand_cycles_cost_the_last_claim_what_they_cost_the_first(node):
             took.append(time.perf_counter() - start)
             if len(node.api.requests.all()) > 5000:
                 node.api.requests.clear()
+        # What 99 of 100 take at most, and the processor's time, which says more on a busy machine.
         return sorted(took)[989], cpu_seconds(pid) - began
 
-    thousand()  # what is kept once is kept
-    first, before, there = thousand(), Vitals.of(pid), files()
-    for _ in range(7):
+    # Of each three the best: others that the machine is busy with come and go.
+    first, before, there = [thousand() for _ in range(3)], Vitals.of(pid), files()
+    for _ in range(4):
         thousand()
-    last, after = thousand(), Vitals.of(pid)
+    last, after = [thousand() for _ in range(3)], Vitals.of(pid)
     assert files() == there
     assert after.resident_bytes - before.resident_bytes < 5 << 20
     assert abs(after.descriptors - before.descriptors) <= 2
     assert after.threads <= before.threads + 1
-    print(
-        f"p99 {first[0] * 1000:.1f} and {last[0] * 1000:.1f} ms, processor {first[1]:.2f} and {last[1]:.2f} s"
-    )
-    # Processor time holds on a busy machine, too; the other is what a pod waits for.
-    assert last[1] <= first[1] * MOST_TIMES_THE_FIRST
-    if os.getloadavg()[0] < os.cpu_count():
-        assert last[0] <= first[0] * 2 * MOST_TIMES_THE_FIRST
+    assert min(cpu for _, cpu in last) <= min(cpu for _, cpu in first) * MOST_TIMES_THE_FIRST, (first, last)
+    assert min(p99 for p99, _ in last) <= max(p99 for p99, _ in first) * MOST_TIMES_THE_FIRST, (first, last)
