@@ -16,11 +16,11 @@ from dra.inventory.model import Inventory
 from dra.prepare.attempts import Attempts
 from dra.prepare.batch import for_each
 from dra.prepare.journal import Journal
-from dra.prepare.mig_orphans import release_partitions
+from dra.prepare.mig_orphans import find_orphans, release_partitions
 from dra.prepare.model import PrepareOutcome
 from dra.prepare.node_state import NodeState, gpus_of
 from dra.prepare.partitions import MadePartition, made_partitions
-from dra.prepare.passthrough.orphans import release_functions
+from dra.prepare.passthrough.orphans import find_orphan_functions, release_functions
 from dra.prepare.prepare_claim import ClaimPreparer
 from dra.prepare.reconcile import Reconciler
 from dra.prepare.record import Record
@@ -116,6 +116,11 @@ class Engine:
         """
         return self._preparer.restore_spec(expected, wait_seconds=wait_seconds)
 
+    def orphans(self) -> tuple[set[str], frozenset[str]]:
+        """Give the devices, and the GPUs in MIG mode, that were changed by us and of which no record tells."""
+        partitions, modes = find_orphans(self._state)
+        return partitions.keys() | find_orphan_functions(self._state).keys(), modes
+
     def release_orphans(self, claimed: Collection[str], *, wait_seconds: float = 0.5) -> list[str]:
         """Undo what we did to the hardware and no record tells of, unless it is among the `claimed` devices.
 
@@ -124,9 +129,9 @@ class Engine:
         mig, passthrough = self._ports.mig, self._ports.passthrough
         gone: list[str] = []
         if mig is not None:
-            gone += release_partitions(self, mig, claimed, wait_seconds=wait_seconds)
+            gone += release_partitions(self._state, mig, self.inventory(), claimed, wait_seconds=wait_seconds)
         if passthrough is not None:
-            gone += release_functions(self, passthrough, claimed, wait_seconds=wait_seconds)
+            gone += release_functions(self._state, passthrough, claimed, wait_seconds=wait_seconds)
         if gone:
             self._ports.layout_changed()
         return gone

@@ -89,6 +89,16 @@ class NodeState:
         )
 
     @contextlib.contextmanager
+    def locked_devices(self, names: Sequence[str], wait_seconds: float) -> Iterator[None]:
+        """Hold the locks of devices, of no claim. Raises HostError: DRA-LOCK-TIMEOUT, DRA-HOST-..."""
+        what = f"the clean-up of {', '.join(names)}"
+        with (
+            hold_shared(self.settings.state_dir / "pu.lock", what=what, wait_seconds=wait_seconds),
+            self.locks.hold(names, what=what, wait_seconds=wait_seconds),
+        ):
+            yield
+
+    @contextlib.contextmanager
     def locked(self, ref: ClaimRef, gpus: Sequence[str], verb: str, wait_seconds: float) -> Iterator[None]:
         """Hold the locks of a claim and of GPUs (`gpus_to_lock`) while the block runs.
 

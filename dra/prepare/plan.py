@@ -21,8 +21,9 @@ from dra.prepare.holds import Hold, check_exclusive
 from dra.prepare.mig_effects import CreateMig
 from dra.prepare.model import CdiTarget, PreparedDevice
 from dra.prepare.passthrough.effect import BindVfio
-from dra.prepare.passthrough.model import NO_PASSTHROUGH, PassthroughView, function_of, is_passthrough
+from dra.prepare.passthrough.model import function_of, is_passthrough
 from dra.prepare.passthrough.plan import plan_passthrough
+from dra.prepare.passthrough.view import NO_PASSTHROUGH, PassthroughView
 from dra.prepare.shares import check_shares
 from dra.prepare.sharing.enforce import ShareEnforcer, SharePlanner, check_strategy
 from dra.prepare.sharing.model import (

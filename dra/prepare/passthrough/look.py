@@ -6,15 +6,8 @@ from dra.api.claim import ClaimView
 from dra.inventory.model import Inventory, VfioFunction
 from dra.inventory.names import GpuName
 from dra.prepare.node_state import NodeState
-from dra.prepare.passthrough.model import (
-    KIND,
-    NO_PASSTHROUGH,
-    Before,
-    PassthroughNode,
-    PassthroughView,
-    function_of,
-    is_passthrough,
-)
+from dra.prepare.passthrough.model import KIND, Before, PassthroughNode, function_of, is_passthrough
+from dra.prepare.passthrough.view import NO_PASSTHROUGH, PassthroughView
 from dra.prepare.record import Record
 from dra.prepare.setup import EnginePorts
 

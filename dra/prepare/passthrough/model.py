@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dra.api.claim import AllocatedDevice
@@ -15,7 +15,6 @@ from dra.values import PciAddress
 
 if TYPE_CHECKING:
     from dra.host.pci_binding import Holder, PciFunction
-    from dra.prepare.passthrough.marks import PassthroughMarks
 
 # The effect's name in journals.
 KIND = "vfio"
@@ -103,22 +102,6 @@ class PassthroughNode(Protocol):
     def set_persistence(self, address: PciAddress, *, on: bool) -> None:
         """Switch a GPU's persistence mode."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class PassthroughView:
-    """What planning must know beside the inventory: how each of the claim's functions was before, by device name.
-
-    Without `node` nothing can be bound. `patience`: how long processes that use a GPU are waited for.
-    """
-
-    node: PassthroughNode | None = None
-    before: Mapping[str, Before] = field(default_factory=dict)
-    marks: PassthroughMarks | None = None
-    patience: Patience = field(default_factory=Patience)
-
-
-NO_PASSTHROUGH = PassthroughView()
 
 
 def is_passthrough(result: AllocatedDevice) -> bool:

@@ -11,52 +11,51 @@ from typing import TYPE_CHECKING
 
 from dra.errors import DraError
 from dra.prepare.holds import lock_name
-from dra.prepare.mig_orphans import locked
 from dra.prepare.passthrough.effect import BindVfio
 from dra.prepare.passthrough.model import KIND, PassthroughNode, Patience
 from dra.telemetry.log import error_fields, get_logger
 
 if TYPE_CHECKING:
-    from dra.prepare.engine import Engine
+    from dra.prepare.node_state import NodeState
     from dra.prepare.passthrough.marks import PassthroughMark
 
 log = get_logger()
 
 
-def find_orphan_functions(engine: Engine) -> Mapping[str, PassthroughMark]:
+def find_orphan_functions(state: NodeState) -> Mapping[str, PassthroughMark]:
     """Give the functions by device name. While a claim's record is lost or cannot be read, its devices are no orphans."""
-    marks = engine.passthrough_marks.read()
+    marks = state.passthrough_marks.read()
     if not marks:
         return {}
-    engine.store.refresh()
-    boot_id = engine.settings.boot_id
+    state.store.refresh()
+    boot_id = state.settings.boot_id
     told = {
         entry.args.get("device")
-        for record in engine.store.records()
+        for record in state.store.records()
         if record.holds(boot_id)
         for entry in record.journal
         if entry.kind == KIND
     }
-    held = {hold.device for hold in engine.store.holds(boot_id)}
+    held = {hold.device for hold in state.store.holds(boot_id)}
     return {name: mark for name, mark in marks.items() if name not in told and name not in held}
 
 
 def release_functions(
-    engine: Engine, node: PassthroughNode, claimed: Collection[str], *, wait_seconds: float
+    state: NodeState, node: PassthroughNode, claimed: Collection[str], *, wait_seconds: float
 ) -> list[str]:
     """Give back the orphans that no claim is allocated; give their names. One that is in use waits for the next time."""
     done: list[str] = []
-    for name, mark in find_orphan_functions(engine).items():
+    for name, mark in find_orphan_functions(state).items():
         if name in claimed:
             continue
         locks = [name, *([lock_name(mark.before.gpu)] if mark.before.gpu else [])]
         try:
-            with locked(engine, locks, wait_seconds):
-                if name not in find_orphan_functions(engine):
+            with state.locked_devices(locks, wait_seconds):
+                if name not in find_orphan_functions(state):
                     continue
                 BindVfio(
                     node, name, mark.address,
-                    before=mark.before, marks=engine.passthrough_marks, patience=Patience(0.0),
+                    before=mark.before, marks=state.passthrough_marks, patience=Patience(0.0),
                 ).undo()  # fmt: skip
         except DraError as error:
             log.warning("orphan_gpu_not_given_back", **{"device": name, **error_fields(error)})

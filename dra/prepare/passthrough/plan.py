@@ -13,7 +13,8 @@ from dra.errors import DeviceError
 from dra.inventory.model import Inventory, VfioFunction
 from dra.prepare.model import CdiTarget
 from dra.prepare.passthrough.effect import BindVfio
-from dra.prepare.passthrough.model import Before, PassthroughView, function_of, is_passthrough
+from dra.prepare.passthrough.model import Before, function_of, is_passthrough
+from dra.prepare.passthrough.view import PassthroughView
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from dra.prepare.engine import Engine
-from dra.prepare.mig_orphans import find_orphans
-from dra.prepare.passthrough.orphans import find_orphan_functions
 from dra.prepare.sweep.claims import Claims
 from dra.prepare.sweep.metadata import find_orphan_metadata
 from dra.prepare.sweep.patience import Patience
@@ -27,8 +25,7 @@ def sweep_hardware(engine: Engine, claims: Claims, patience: Patience) -> None:
     Raises:
         DraError: the API gives no answer.
     """
-    partitions, modes = find_orphans(engine)
-    orphans = partitions.keys() | find_orphan_functions(engine).keys()
+    orphans, modes = engine.orphans()
     if not orphans:
         patience.are_due(set())
         if modes:
