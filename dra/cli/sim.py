@@ -102,6 +102,12 @@ def _add_up(verbs: Any) -> None:
         metavar="N",
         help="nodes with a driver process of their own; the others run in the cluster's process (default: up to 4)",
     )
+    up.add_argument(
+        "--feature-gates",
+        default="",
+        metavar="GATES",
+        help="of the drivers, for example PassthroughSupport=true",
+    )
     up.add_argument("--detach", action="store_true", help="return when it is ready; it runs on")
     up.add_argument("--keep", action="store_true", help="leave the nodes' files and logs at the end")
     _add_root(up)
@@ -171,11 +177,13 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def _up(args: argparse.Namespace) -> int:
+    from dra.plugin.settings import parse_gates
     from dra.sim.cluster import parse_nodes
     from dra.sim.up import UpSettings, run_up, start_detached
 
     root = args.root.absolute()
     nodes = tuple(parse_nodes(args.nodes))
+    parse_gates(args.feature_gates)  # a wrong one is said here, and not in the log of each node
     classes = _device_classes(args)
     if args.detach:
         words = [
@@ -190,13 +198,14 @@ def _up(args: argparse.Namespace) -> int:
         ]
         words += [] if classes is None else ["--manifests", str(classes.parent)]
         words += ["--keep"] if args.keep else []
+        words += ["--feature-gates", args.feature_gates] if args.feature_gates else []
         words += [] if args.real is None else ["--real", str(args.real)]
         start_detached(root, words)
         _say(f"export KUBECONFIG={root / 'kubeconfig'}")
         return 0
     settings = UpSettings(
         root=root, nodes=nodes, version=args.version, port=args.port, real=args.real,
-        manifests=classes, keep=args.keep,
+        manifests=classes, keep=args.keep, gates=args.feature_gates,
     )  # fmt: skip
     run_up(settings, _say)
     return 0

@@ -60,6 +60,11 @@ class PciControl:
         node = tree_of(self.root, self._store.read()).dev_dir / f"nvidia{gpu}"
         make_link(process / f"fd/{10 + gpu}", str(node))
 
+    def held_by(self, pid: int) -> list[int]:
+        """Give the GPUs that a process of `hold` has open."""
+        links = (self.root / "proc" / str(pid) / "fd").glob("*")
+        return sorted(int(link.readlink().name.removeprefix("nvidia")) for link in links)
+
     def let_go(self, pid: int) -> None:
         """Let that process end."""
         shutil.rmtree(self.root / "proc" / str(pid), ignore_errors=True)

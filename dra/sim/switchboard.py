@@ -20,6 +20,8 @@ from dra.sim.nvml.control import DriverInUseError
 Json = dict[str, Any]
 API = "api"
 Options = Mapping[str, Any]
+# A process that no machine has: the highest pid of Linux.
+_HOLDER = 4_194_304
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,17 @@ def _kubelet_restart(node: ClusterNode, _options: Options) -> str:
     return "the kubelet was restarted; it has wiped the node's slices"
 
 
+def _iommu_off(node: ClusterNode, _options: Options) -> str:
+    node.machine.pci.set_iommu(False)
+    return "the kernel runs without an IOMMU"
+
+
+def _gpu_held(node: ClusterNode, options: Options) -> str:
+    gpu = int(options["gpu"])
+    node.machine.pci.hold(gpu, _HOLDER, "dcgm-exporter")
+    return f"dcgm-exporter (pid {_HOLDER}) has GPU {gpu} open"
+
+
 NODE_FAULTS: dict[str, NodeFault] = {
     "nvml": NodeFault("NVML calls fail, are slow or hang (--function, --error, --seconds, --hang, --gpu, --times)", _nvml),
     "gpu-lost": NodeFault("a GPU falls off the bus (--gpu, --xid)", _gpu_lost, ("gpu",)),
@@ -150,6 +163,8 @@ NODE_FAULTS: dict[str, NodeFault] = {
     "ecc": NodeFault("memory errors that cannot be corrected (--gpu, --times)", _ecc, ("gpu",)),
     "gpu-set": NodeFault("what NVML reports about a GPU (--gpu, --set temperature=95)", _gpu_set, ("gpu", "set")),
     "gpu-reset": NodeFault("a GPU is reset, once (--gpu)", _gpu_reset, ("gpu",)),
+    "gpu-held": NodeFault("a process keeps a GPU open (--gpu)", _gpu_held, ("gpu",)),
+    "iommu-off": NodeFault("the kernel runs without an IOMMU", _iommu_off),
     "driver-unload": NodeFault("the NVIDIA kernel driver is unloaded (--force: although in use)", _driver_unload),
     "library-missing": NodeFault("the NVIDIA driver's libraries are gone", _library_missing),
     "plugin-stop": NodeFault("the DRA driver's process ends", _plugin_stop),
@@ -240,7 +255,10 @@ class Switchboard:
     def _clear_node(node: ClusterNode) -> None:
         control = node.machine.control
         control.clear()
+        node.machine.pci.let_go(_HOLDER)
         state = control.state
+        if not state.iommu:
+            node.machine.pci.set_iommu(True)
         if not state.library_version:
             control.install_library()
         if not state.module_version:
@@ -296,6 +314,9 @@ def _node_faults(node: ClusterNode) -> list[tuple[str, str]]:
         found.append(("library-missing", ""))
     if not state.module_version:
         found.append(("driver-unload", ""))
+    if not state.iommu:
+        found.append(("iommu-off", ""))
+    found += [("gpu-held", f"gpu {gpu}") for gpu in node.machine.pci.held_by(_HOLDER)]
     for gpu in state.gpus:
         if gpu.lost:
             found.append(("gpu-lost", f"gpu {minors.get(gpu.uuid)}"))

@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any
 
 from dra.errors import ConfigError, DraError, HostError
+from dra.plugin.settings import offers_passthrough, parse_gates
 from dra.sim.cluster import SimCluster
 from dra.sim.cluster_status import cluster_status
 from dra.sim.door import Door
@@ -51,7 +52,7 @@ START_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class UpSettings:
-    """What a cluster is made of; see `SimCluster`. `keep`: leave the nodes' files behind."""
+    """What a cluster is made of; see `SimCluster`. `keep`: leave the nodes' files behind; `gates`: of the drivers."""
 
     root: Path
     nodes: tuple[tuple[str, str], ...]
@@ -60,6 +61,7 @@ class UpSettings:
     real: int | None = None
     manifests: Path | None = None
     keep: bool = False
+    gates: str = ""
 
 
 class _Stopped(BaseException):
@@ -106,14 +108,17 @@ def run_up(settings: UpSettings, say: Callable[[str], None]) -> None:
         mine = own_run_file(version=settings.version, nodes=tuple(name for name, _ in settings.nodes))
         mine.write(root)
         cluster = SimCluster(
-            root, settings.nodes, version=settings.version, port=settings.port, real=settings.real
-        )
+            root, settings.nodes, version=settings.version, port=settings.port, real=settings.real,
+            plugin_arguments=("--feature-gates", settings.gates) if settings.gates else (),
+        )  # fmt: skip
         with cluster:
             cluster.wait_ready(timeout_seconds=START_SECONDS)
             if settings.manifests is not None and settings.manifests.is_file():
                 cluster.apply(settings.manifests)
                 # Beside it: the classes of MIG profiles, where pods ask for nvidia.com/mig-….
                 cluster.apply(*settings.manifests.parent.glob("deviceclasses-mig.yaml"))
+                if offers_passthrough(parse_gates(settings.gates)):
+                    cluster.apply(*settings.manifests.parent.glob("optional/deviceclass-vfio.yaml"))
             door = Door(root, _answers(cluster))
             try:
                 _running_file(mine, cluster).write(root)

@@ -15,9 +15,13 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dra.cli.main import main
 from dra.errors import DraError
+from dra.kube.client import connect
+from dra.kube.connection import KubeOptions
+from dra.kube.resources import NAMESPACES, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_SLICES
 from dra.sim.apiserver.exchange import Request
 from dra.sim.cluster import SimCluster
 from dra.sim.cluster_node import ClusterNode
@@ -393,3 +397,43 @@ def test_a_start_that_is_interrupted_leaves_no_driver(root, monkeypatch, last):
     with pytest.raises(KeyboardInterrupt), SimCluster(root, [("t4-x1-0", "t4-x1")]):
         pass
     assert all(process.returncode is not None for process in begun)
+
+
+def test_with_the_gate_of_the_drivers_a_pod_gets_a_gpu_passed_through_and_gives_it_back(
+    root, capsys, monkeypatch
+):
+    """The class is there; faults keep a GPU from it, and are taken back."""
+    monkeypatch.chdir(ROOT)
+    assert up(root, "--nodes", "t4-x1", "--feature-gates", "PassthroughSupport=true") == 0
+    assert sim("fault", "t4-x1-0", "gpu-held", "--gpu", "0", root=root) == 0
+    assert sim("fault", "t4-x1-0", "iommu-off", root=root) == 0
+    capsys.readouterr()
+    sim("fault", root=root)
+    listed = capsys.readouterr().out
+    assert "t4-x1-0 gpu-held gpu 0" in listed and "t4-x1-0 iommu-off" in listed
+    sim("fault", "--clear", root=root)
+    assert "cleared t4-x1-0: gpu-held" in capsys.readouterr().out
+    sim("fault", root=root)
+    assert "none" in capsys.readouterr().out
+    client = connect(KubeOptions(kubeconfig=str(root / "kubeconfig")))
+
+    def devices():
+        return [
+            device["name"] for each in client.list(RESOURCE_SLICES).items for device in each["spec"].get("devices") or ()
+        ]  # fmt: skip
+
+    try:
+        until(lambda: devices() == ["gpu-vfio-0", "gpu-0"], "the pool")
+        for manifest in yaml.safe_load_all((ROOT / "examples/vfio.yaml").read_text()):
+            kind = {"Namespace": NAMESPACES, "ResourceClaimTemplate": RESOURCE_CLAIM_TEMPLATES, "Pod": PODS}[
+                manifest["kind"]
+            ]
+            client.create(kind, manifest, namespace=manifest["metadata"].get("namespace"))
+        (pod,) = client.list(PODS).items
+        name = pod["metadata"]["name"]
+        until(lambda: client.get(PODS, name, "vfio")["status"].get("phase") == "Running", "the pod to run")
+        until(lambda: devices() == ["gpu-vfio-0"], "the GPU to be offered as nothing else")
+        client.delete(PODS, name, "vfio")
+        until(lambda: devices() == ["gpu-vfio-0", "gpu-0"], "the GPU to be back")
+    finally:
+        client.close()
