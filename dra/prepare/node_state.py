@@ -127,13 +127,13 @@ class NodeState:
             give_up_at: when the caller stops listening, by `time.monotonic`; None: never.
         """
         wait, work = self.settings.lock_wait_seconds, WORK_SECONDS
+        left = float("inf") if give_up_at is None else give_up_at - time.monotonic()
         if any(is_mig(result) for result in results):
             wait, work = max(wait, self.settings.mig_lock_wait_seconds), MIG_WORK_SECONDS
         elif any(is_passthrough(result) for result in results):
-            work = VFIO_WORK_SECONDS
-        if give_up_at is None:
-            return wait
-        return max(0.0, min(wait, give_up_at - work - time.monotonic()))
+            # Mostly it takes a second or two, and who comes too late finds it done with the next call.
+            work = min(VFIO_WORK_SECONDS, left / 2)
+        return max(0.0, min(wait, left - work))
 
     def _catalog(self) -> EffectCatalog:
         ports = self._ports

@@ -22,7 +22,7 @@ from dra.prepare.journal import Journal
 from dra.prepare.mig_view import look_at_partitions
 from dra.prepare.model import PreparedDevice
 from dra.prepare.node_state import NodeState
-from dra.prepare.passthrough.look import look_at_functions
+from dra.prepare.passthrough.look import is_outdated, look_at_functions
 from dra.prepare.passthrough.model import KIND as VFIO_KIND
 from dra.prepare.plan import NodeView, Plan, lacks_device, plan_prepare
 from dra.prepare.record import Record
@@ -44,9 +44,11 @@ class Reconciler:
 
     def inventory_for(self, view: ClaimView) -> Inventory:
         """Give the hardware for a claim: looked at again where the claim's devices are not in it. Before any lock."""
-        inventory = self._ports.inventory()
-        if self._ports.fresh_inventory is not None and lacks_device(view, inventory):
-            return self._ports.fresh_inventory()
+        inventory, fresh = self._ports.inventory(), self._ports.fresh_inventory
+        if fresh is not None and (
+            lacks_device(view, inventory) or is_outdated(view, inventory, self._ports.passthrough)
+        ):
+            return fresh()
         return inventory
 
     def bring_about(

@@ -133,7 +133,7 @@ def test_a_process_that_has_the_gpu_open_is_named_and_the_gpu_stays_what_it_was_
     with pytest.raises(PrepareError, match=r"gpu-vfio-0 .* in use by dcgm-exporter \(pid 4711\)"):
         kubelet.run_pod(pod)
     assert is_as_before(node)
-    assert len(offered(node)) == 4
+    wait_until(lambda: len(offered(node)) == 4, what="the slice is true")
     wait_until(
         lambda: any("dcgm-exporter (pid 4711)" in event["message"] for event in node.told_events(claim)),
         what="the claim's owner reads it",

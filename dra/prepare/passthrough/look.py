@@ -6,7 +6,7 @@ from dra.api.claim import ClaimView
 from dra.inventory.model import Inventory, VfioFunction
 from dra.inventory.names import GpuName
 from dra.prepare.node_state import NodeState
-from dra.prepare.passthrough.model import KIND, Before, PassthroughNode, function_of, is_passthrough
+from dra.prepare.passthrough.model import KIND, NVIDIA, Before, PassthroughNode, function_of, is_passthrough
 from dra.prepare.passthrough.view import NO_PASSTHROUGH, PassthroughView
 from dra.prepare.record import Record
 from dra.prepare.setup import EnginePorts
@@ -31,6 +31,22 @@ def look_at_functions(
         if result.device not in before and function is not None:
             before[result.device] = _now(function, inventory, node)
     return PassthroughView(node, before, state.passthrough_marks, ports.patience)
+
+
+def is_outdated(view: ClaimView, inventory: Inventory, node: PassthroughNode | None) -> bool:
+    """Whether one of the claim's functions changed its driver since the inventory was looked at.
+
+    Then the inventory does not say which GPU it is, nor what is to be given back. Costs a link for each function.
+    """
+    if node is None:
+        return False
+    for result in view.results:
+        function = None if result.admin_access else function_of(result.device, inventory)
+        if function is not None:
+            driver = node.function(function.pci_address).driver
+            if driver != function.driver or (driver == NVIDIA and function.gpu_minor is None):
+                return True
+    return False
 
 
 def _told(record: Record) -> dict[str, Before]:

@@ -9,7 +9,7 @@ import pytest
 
 from dra.api.claim import AllocatedDevice, ClaimRef, Consumer
 from dra.errors import DeviceError, StackError
-from dra.inventory.model import Gpu, Inventory
+from dra.inventory.model import Gpu, Inventory, VfioFunction
 from dra.plugin.ports import ClaimEvents, GpuUsers
 from dra.prepare.model import Notice
 from dra.prepare.record import Record
@@ -54,6 +54,18 @@ def users(session):
 )
 def test_a_gpu_with_a_process_of_either_kind_is_in_use(function):
     assert users(Session(**{function: ["a process"]})).in_use(record("gpu-3"))
+
+
+def test_a_function_that_is_passed_through_is_in_use_while_somebody_has_it_open():
+    function = VfioFunction(0, GPU.pci_address, "vfio-pci", 20, 0x10DE, 0x2330, "H100", 1 << 37, on_vfio=True)
+    holders = {GPU.pci_address: ["qemu"]}
+    found = GpuUsers(
+        Session(), lambda: Inventory(vfio=(function,)), holders=lambda address: holders.get(address, [])
+    )
+    assert found.in_use(record("gpu-vfio-0"))
+    assert not found.in_use(record("gpu-vfio-1"))
+    holders.clear()
+    assert not found.in_use(record("gpu-vfio-0"))
 
 
 def test_a_gpu_without_processes_is_free_also_where_nvml_does_not_support_the_question():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import pytest
 from passthrough_node import PassthroughNode
-from prepare_fakes import GROUP_VERSION, FakeRenderer, Killed, opaque, result
+from prepare_fakes import GROUP_VERSION, FakeRenderer, Killed, opaque, result, wait_until
 
 from dra.host.open_files import Holder
 from dra.prepare import steps
@@ -230,6 +231,19 @@ def test_a_gpu_in_use_is_not_passed_through_and_the_other_way_round(node):
         assert (error.code, "default/claim-2" in error.message) == ("DRA-DEVICE-HELD", True)
 
 
+def test_a_function_that_came_back_a_moment_ago_is_looked_at_before_it_is_taken_again(node):
+    first, second = node.claim(1, "gpu-vfio-1"), node.claim(2, "gpu-vfio-1")
+    node.prepared(first)
+    node.look()
+    node.unprepare(first)
+    # Nobody has looked since; it still seems to be away.
+    node.prepared(second)
+    (entry, _) = node.record(second)["effects"]
+    assert entry["outcome"] == {"driver": "nvidia", "gpu": "gpu-1", "persistence": True}
+    node.unprepare(second)
+    assert node.hardware.persistence == {node.address(1): True}
+
+
 def test_the_number_of_a_gpu_that_went_may_be_given_to_another(node):
     node.renderer = _AnyRenderer(node.renderer)
     node.restart()
@@ -257,6 +271,20 @@ def test_while_a_function_is_bound_nobody_prepares_the_gpu_that_it_is(node):
     node.hardware.bind = lambda address, driver: load(driver)
     node.unprepare(node.claim(1, "gpu-vfio-1"))
     assert free == ["gpu-2"]
+
+
+def test_a_caller_with_little_time_still_waits_a_moment_for_the_claims_lock(node):
+    """Who listens for 10 s may have to wait for the janitor, which names a claim that was taken over."""
+    ref, answers, locks = node.claim(1, "gpu-vfio-1"), [], node.the_engine.locks
+    name = f"claim-{ref.uid}"
+    caller = threading.Thread(
+        target=lambda: answers.append(node.the_engine.prepare([ref], within_seconds=10)), daemon=True
+    )
+    with locks.hold([name], what="the naming of a claim"):
+        caller.start()
+        wait_until(lambda: answers or len(locks._turns[name].waiting) > 1)
+    caller.join(60)
+    assert not isinstance(answers[0][ref.uid], Exception), answers
 
 
 class _AnyRenderer:
