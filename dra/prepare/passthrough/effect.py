@@ -108,7 +108,7 @@ class BindVfio:
         self.changed = True
         with self._node.let_go(self.address):
             self._check_free(seconds=0)
-            self._node.bind(self.address, driver)
+            self._bind(driver)
         log.info(
             "gpu_bound", device=self.device, pci=str(self.address), driver=driver, before=function.driver
         )
@@ -130,7 +130,18 @@ class BindVfio:
         if function.driver or function.iommu_group is not None:
             self._give_back(function)
         if self._marks is not None:
-            self._marks.forget(self.device)
+            mark = self._marks.read([self.device]).get(self.device)
+            if mark is None or not mark.may_still_go(function):
+                self._marks.forget(self.device)
+
+    def _bind(self, driver: str) -> None:
+        try:
+            self._node.bind(self.address, driver)
+        except DraError:
+            # The kernel may still take it away once the one whom it waits for is gone, and then nobody would have it.
+            if self._marks is not None and self._node.function(self.address).driver == self._before.driver:
+                self._marks.note(self.device, self.address, self._before, hanging=True)
+            raise
 
     def _give_back(self, function: PciFunction) -> None:
         wanted = self._before.driver

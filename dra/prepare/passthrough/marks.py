@@ -12,21 +12,33 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dra.prepare.mark_files import MarkFiles
 from dra.prepare.passthrough.model import Before
 from dra.values import PciAddress
+
+if TYPE_CHECKING:
+    from dra.host.pci_binding import PciFunction
 
 FOLDER = "vfio"
 
 
 @dataclass(frozen=True, slots=True)
 class PassthroughMark:
-    """A function of this boot that this driver bound to vfio, and how it was before."""
+    """A function of this boot that this driver bound to vfio, and how it was before.
+
+    `hanging`: the kernel was told to take it from its driver and did not answer; it may do so at any time.
+    """
 
     device: str
     address: PciAddress
     before: Before
+    hanging: bool = False
+
+    def may_still_go(self, function: PciFunction) -> bool:
+        """Whether the kernel may still take the function from the driver that it was to be taken from."""
+        return self.hanging and function.driver == self.before.driver
 
 
 class PassthroughMarks:
@@ -40,9 +52,10 @@ class PassthroughMarks:
     def __init__(self, state_dir: Path, *, boot_id: str) -> None:
         self._files = MarkFiles(state_dir / FOLDER, boot_id=boot_id)
 
-    def note(self, device: str, address: PciAddress, before: Before) -> None:
-        """Note a function that is about to be bound."""
-        self._files.write(device, {"device": device, "pci": str(address), **before.outcome})
+    def note(self, device: str, address: PciAddress, before: Before, *, hanging: bool = False) -> None:
+        """Note a function that is about to be bound, or whose kernel did not answer."""
+        more = {"hanging": True} if hanging else {}
+        self._files.write(device, {"device": device, "pci": str(address), **before.outcome, **more})
 
     def forget(self, device: str) -> None:
         """Forget a function that was given back."""
@@ -55,7 +68,9 @@ class PassthroughMarks:
             with contextlib.suppress(KeyError, TypeError, ValueError):
                 if content["device"] == name:
                     address = PciAddress.parse(str(content["pci"]))
-                    found[name] = PassthroughMark(name, address, Before.of(content))
+                    found[name] = PassthroughMark(
+                        name, address, Before.of(content), hanging=bool(content.get("hanging"))
+                    )
         return found
 
     def clear_old(self) -> int:

@@ -46,7 +46,9 @@ def release_functions(
     """Give back the orphans that no claim is allocated; give their names. One that is in use waits for the next time."""
     done: list[str] = []
     for name, mark in find_orphan_functions(state).items():
-        if name in claimed:
+        function = node.function(mark.address)
+        # One without a driver is in no inventory, so that even the claim that is allocated it cannot be prepared.
+        if (name in claimed and function.driver) or mark.may_still_go(function):
             continue
         locks = [name, *([lock_name(mark.before.gpu)] if mark.before.gpu else [])]
         try:

@@ -38,9 +38,7 @@ def sweep_hardware(engine: Engine, claims: Claims, patience: Patience) -> None:
         if result.pool == engine.settings.pool
     }
     unclaimed = orphans - claimed
-    due = patience.are_due(unclaimed)
-    if due:
-        engine.release_orphans(claimed | (unclaimed - due))
+    engine.release_orphans(claimed | (unclaimed - patience.are_due(unclaimed)))
 
 
 class HalfWritten:

@@ -135,6 +135,30 @@ def test_a_process_that_comes_at_the_last_moment_is_seen_before_the_kernel_would
     assert node.is_as_before()
 
 
+@pytest.mark.parametrize("wanted", [False, True], ids=["claim-gone", "claim-retried"])
+def test_a_gpu_that_the_kernel_takes_away_long_after_we_gave_up_is_brought_back(node, wanted):
+    """Nothing ends a write to `unbind` that waits in the kernel: it may go through when nobody wants it any more."""
+    node.kernel.refuse["unbind"] = "the kernel did not answer within 10 s"
+    ref = node.claim(1, "gpu-vfio-0")
+    assert node.refused(ref).code == "DRA-VFIO-BIND"
+    if not wanted:
+        assert node.unprepare(ref) is None
+        node.api.delete(ref)
+    assert (node.driver(0), node.override(0), node.files()) == ("nvidia", "(null)", [])
+    node.rescans = 0
+    node.janitor().sweep()
+    assert (node.driver(0), node.rescans) == ("nvidia", 0)
+    del node.kernel.refuse["unbind"]
+    (node.bus.root / f"sys/bus/pci/devices/{node.address(0)}/driver").unlink()
+    node.restart()
+    node.look()
+    node.janitor().sweep()
+    assert node.is_as_before()
+    if wanted:
+        node.prepared(ref)
+        assert node.driver(0) == "vfio-pci"
+
+
 def test_a_virtual_machine_that_still_runs_keeps_the_function_and_the_record(node):
     ref = node.claim(1, "gpu-vfio-0")
     node.prepared(ref)
