@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from dra.diagnose.usage import Use, mig_space, shares, uses
 from dra.host.cgroups import Place
 from dra.inventory.model import Gpu
+from dra.inventory.names import parse_vfio_name
 from dra.inventory.sampling import Snapshot
 from dra.nvml.telemetry import ProcessReading
 from dra.prepare.allocations import Allocation
@@ -155,6 +156,7 @@ def look(
         )
         for use in found
     )
+    rows += tuple(_passed_row(each, now=now) for each in held if parse_vfio_name(each.device))
     problems = [f"{each.subject}: {each.message}" for each in snapshot.inventory.problems]
     listed = {row.device for row in rows}
     problems += [
@@ -180,18 +182,7 @@ def _row(
     watchers: list[Holder] = []
     for each in use.allocations:
         part = parts[id(each)]
-        pods = tuple(str(consumer) for consumer in each.consumers)
-        seconds = None if each.prepared is None else max(0.0, now - each.prepared)
-        holder = Holder(
-            each.ref.namespace,
-            each.ref.name,
-            pods,
-            each.request,
-            each.share,
-            seconds,
-            part.load,
-            part.memory_used,
-        )
+        holder = replace(_holder(each, now), load=part.load, memory_used=part.memory_used)
         (watchers if each.admin else holders).append(holder)
     error = snapshot.errors.get(use.gpu.uuid)
     strangers = tuple(_stranger(process, place_of, command_of) for process in use.foreign)
@@ -218,6 +209,20 @@ def _row(
         strangers=strangers,
         flags=tuple(flags),
     )
+
+
+def _holder(held: Allocation, now: float) -> Holder:
+    pods = tuple(str(consumer) for consumer in held.consumers)
+    seconds = None if held.prepared is None else max(0.0, now - held.prepared)
+    return Holder(held.ref.namespace, held.ref.name, pods, held.request, held.share, seconds, None, None)
+
+
+def _passed_row(held: Allocation, *, now: float) -> Row:
+    """Give the line of a GPU that a claim has passed through: only the virtual machine knows what it does."""
+    return Row(
+        device=held.device, uuid="", profile="", product="passed through", state="held", load=None, memory_used=None,
+        memory_total=None, power_watts=None, temperature=None, processes=None, holders=(_holder(held, now),),
+    )  # fmt: skip
 
 
 def _state(use: Use, *, read: bool, asleep: bool, idle: bool, strangers: bool) -> State:

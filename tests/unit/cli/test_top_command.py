@@ -178,6 +178,18 @@ def test_a_claim_on_a_device_that_is_not_there_is_a_problem(new_node, capsys):
     assert "problem: claim team/lost holds gpu-9, which this node does not have" in capsys.readouterr().out
 
 
+def test_a_gpu_that_a_claim_has_passed_through_has_a_line_and_is_no_problem(new_node, capsys):
+    node = new_node()
+    node.hold("vm", "gpu-vfio-9", age=10)
+    assert main(["top", "--once", *node.arguments()]) == 0
+    printed = capsys.readouterr().out
+    assert "problem" not in printed
+    (line,) = [line for line in printed.splitlines() if line.startswith("gpu-vfio-9")]
+    assert "passed through" in line and "held" in line and "team/vm" in line
+    row = node.json(capsys)["gpu-vfio-9"]
+    assert (row["state"], row["holders"][0]["claim"]) == ("held", "vm")
+
+
 def test_the_table_has_a_line_for_each_holder(new_node, capsys):
     node = new_node()
     node.hold("one", "gpu-0", age=HOUR, pod="a", uid=POD)
