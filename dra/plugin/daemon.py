@@ -1,7 +1,4 @@
-"""The node daemon: what depends on what, the order of starting and stopping, signals.
-
-    host paths -> NVML session -> live inventory -> pool -> publisher -> API server
-    kubelet -> endpoint -> engine -> CDI files;  janitor -> engine
+"""The node daemon: the order of starting and stopping its parts, signals.
 
 Starting waits for nothing: no driver, no API server and no kubelet are each a state in which it lives.
 """
@@ -18,109 +15,38 @@ import time
 from collections.abc import Callable
 
 import dra.plugin.lean_grpc  # noqa: F401  before whatever imports grpc
-from dra.api.gpu_settings import GpuSettings
 from dra.errors import DraError, HostError
-from dra.health.feed import HealthFeed
-from dra.inventory.model import Inventory
-from dra.kube.events import EventRecorder
-from dra.nvml.session import HoldPolicy, NvmlSession
-from dra.plugin import parts
 from dra.plugin.endpoint import STOP_GRACE_SECONDS
-from dra.plugin.keeper_presence import KeeperPresence
 from dra.plugin.machine import Machine
-from dra.plugin.metrics import CallMetrics, metrics_of
-from dra.plugin.mig_port import MigPort
-from dra.plugin.mps_watch import MpsWatch
+from dra.plugin.metrics import metrics_of
 from dra.plugin.node_upkeep import keep_up
-from dra.plugin.passthrough_port import PassthroughPort
-from dra.plugin.ports import ClaimEvents
+from dra.plugin.parts import Parts
 from dra.plugin.probe import Probe
-from dra.plugin.readiness import Readiness
-from dra.plugin.settings import PluginSettings, describe_ignored, watches_health
+from dra.plugin.settings import PluginSettings, describe_ignored
 from dra.plugin.signals import HURRY_SIGNALS, STOP_SIGNALS, SignalQueue
-from dra.prepare.sharing.mps_model import mps_folder
 from dra.telemetry.log import error_fields, get_logger
 from dra.telemetry.threads import start_thread
 
 log = get_logger()
 
-# How long a prepare call waits for the hardware to be looked at again when its device is not known.
-FRESH_INVENTORY_SECONDS = 5.0
 # What stopping may take beyond the grace period of the calls; after that the process ends as it is.
 STOP_EXTRA_SECONDS = 8.0
 # glibc's mallopt: the number of arenas. Threads that each had their own would keep memory.
 _M_ARENA_MAX = -8
 
 
-class Daemon:
+class Daemon(Parts):
     """One instance of the driver on one machine."""
 
     def __init__(self, settings: PluginSettings, machine: Machine) -> None:
-        self.settings, self.machine = settings, machine
+        super().__init__(settings, machine)
         self._made = contextlib.ExitStack()
-        self.readiness = Readiness()
-        self.calls = CallMetrics(settings.driver_name)
-        self.client = parts.client_of(settings)
-        self.events = EventRecorder(self.client, component=settings.driver_name, host=settings.node_name)
-        self.notices = ClaimEvents(self.events)
-        self.session = NvmlSession(
-            machine.library, hold=HoldPolicy(settings.nvml_hold), kernel_version=machine.kernel_version
-        )
-        # Both None unless GPUs may be passed through.
-        self.pci = parts.pci_bus_of(self)
-        self.passed = parts.passed_through(self)
-        # Each part may ask those above it at once, and those below it from its first call on.
-        self.inventory = parts.inventory_of(self)
-        self.sharing = parts.sharing_for(self)
-        self.partitions = MigPort(self.session, self.hardware)
-        self.passthrough = PassthroughPort(machine.paths, self.session, kernel=machine.kernel)
-        self.engine = parts.engine_of(self)
-        self.mps_watch = MpsWatch(self.sharing.keeper, self.engine, self.notices.notify)
-        self.sharing.keeper.in_use = self.mps_watch.begin
-        self.janitor = parts.janitor_of(self)
-        self.feed = HealthFeed()
-        self.keeper_presence = KeeperPresence(
-            self.sharing.keeper,
-            lambda present: self.pool.mps_is(present),  # noqa: PLW0108 - the pool is made below
-            folder=mps_folder(self.engine.settings.state_dir),
-        )
-        self.sharing.keeper.promised = self.keeper_presence.present
-        self.pool = parts.pool_of(self)
-        self.publisher = parts.publisher_of(self)
-        self.pool.publish_to(self.publisher.set_desired)
-        self.health = parts.health_part_of(self) if watches_health(settings.gates) else None
-        self.policies = parts.policies_of(self)
-        self.claim_status = parts.claim_status_of(self)
-        self.endpoint = parts.endpoint_of(self)
         self.probe = Probe(
             registration=self.endpoint.sockets.registration,
             service=self.endpoint.sockets.service,
             readiness=self.readiness,
         )
         self.metrics = metrics_of(self)
-
-    # -- what the parts ask of each other ----------------------------------------------------------
-
-    def hardware(self) -> Inventory:
-        """Give what the node has, as it was last looked at."""
-        return self.inventory.current
-
-    def look_again(self) -> Inventory:
-        """Have the hardware looked at; waits FRESH_INVENTORY_SECONDS for it at most."""
-        self.inventory.rescan_and_wait(timeout_seconds=FRESH_INVENTORY_SECONDS)
-        return self.inventory.current
-
-    def settings_of(self, gpu_uuid: str) -> GpuSettings:
-        """Give what flags and policies say of a GPU."""
-        return self.policies.of(gpu_uuid)
-
-    def devices_in_use(self) -> set[str]:
-        """Give the names of the devices that claims hold."""
-        return {hold.device for hold in self.engine.store.holds(self.engine.settings.boot_id)}
-
-    def kubelet_said(self, accepted: bool, error: str) -> None:
-        """Take the kubelet's answer to the registration."""
-        self.readiness.set("registered", "" if accepted else f"the kubelet refused the driver: {error}")
 
     def _stop_health(self) -> None:
         if self.health is not None:

@@ -5,11 +5,9 @@ Counting costs some dictionary operations a call and happens always; everything 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import threading
-import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,80 +19,20 @@ from dra.inventory.model import Inventory
 from dra.inventory.names import GpuName, MigName, parse_device_name, parse_vfio_name
 from dra.telemetry import families as f
 from dra.telemetry.log import error_fields, get_logger
-from dra.telemetry.metrics import Counter, Gauge, Histogram, Registry, Samples, render, samples_of
+from dra.telemetry.metrics import Registry, Samples, render, samples_of
 
 if TYPE_CHECKING:
     from dra.controller.publisher import PublisherStatus
     from dra.health.feed import DeviceCondition
     from dra.health.monitor import HealthSnapshot
     from dra.inventory.sampling import Sampler
-    from dra.plugin.daemon import Daemon
+    from dra.plugin.parts import Parts
     from dra.plugin.readiness import Readiness
     from dra.prepare.allocations import Allocation
     from dra.prepare.store import RecordStore
     from dra.telemetry.http import HttpServer, Request, Response
 
 log = get_logger()
-
-OPERATIONS = ("prepare", "unprepare")
-
-
-class CallMetrics:
-    """What the kubelet's calls cost and how they end. Recorded always; read when scraped."""
-
-    def __init__(self, driver: str) -> None:
-        self._driver = driver
-        self.succeeded = Counter(f.NV_REQUESTS)
-        self.durations = Histogram(f.NV_DURATION)
-        self.in_flight = Gauge(f.NV_INFLIGHT)
-        self.stage_errors = {
-            "prepare": Counter(f.NV_PREPARE_ERRORS),
-            "unprepare": Counter(f.NV_UNPREPARE_ERRORS),
-        }
-        self.calls = Histogram(f.NODE_CALLS)
-        self.steps = Histogram(f.NODE_STEPS)
-        self.codes = Counter(f.NODE_CLAIM_ERRORS)
-        # NVIDIA's driver shows these from the start.
-        for operation in OPERATIONS:
-            self.succeeded.add(driver, operation, by=0)
-            self.durations.touch(driver, operation)
-            self.in_flight.set(0, driver, operation)
-
-    @property
-    def recorders(self) -> tuple[Counter | Gauge | Histogram, ...]:
-        """All of them."""
-        return (
-            self.succeeded, self.durations, self.in_flight, *self.stage_errors.values(), self.calls, self.steps,
-            self.codes,
-        )  # fmt: skip
-
-    @contextlib.contextmanager
-    def call(self, operation: str) -> Iterator[list[DraError]]:
-        """Measure a call; its errors, claim by claim, are put into the list that this gives."""
-        errors: list[DraError] = []
-        self.in_flight.add(1, self._driver, operation)
-        began = time.perf_counter()
-        try:
-            yield errors
-        finally:
-            seconds = time.perf_counter() - began
-            self.in_flight.add(-1, self._driver, operation)
-            self.calls.observe(seconds, operation)
-            if not errors:
-                self.succeeded.add(self._driver, operation)
-                self.durations.observe(seconds, self._driver, operation)
-            for error in errors:
-                self.codes.add(operation, error.code)
-                self.stage_errors[operation].add(self._driver, _stage(operation, error))
-
-    def step(self, name: str, seconds: float) -> None:
-        """Take how long a step of a prepare took."""
-        self.steps.observe(seconds, name)
-
-
-def _stage(operation: str, error: DraError) -> str:
-    """Give NVIDIA's word for where it failed. Source: NVIDIA's driver, metrics.ErrorType."""
-    return "lock_acquire" if error.code == "DRA-LOCK-TIMEOUT" else f"{operation}_devices"
 
 
 def pool_samples(status: PublisherStatus) -> Iterator[Samples]:
@@ -290,11 +228,11 @@ class MetricsEndpoint:
         return Response(text.encode("utf-8", "replace"), status=503 if missing else 200)
 
 
-def metrics_of(daemon: Daemon) -> MetricsEndpoint:
+def metrics_of(parts: Parts) -> MetricsEndpoint:
     """Wire a daemon's metrics; its parts must be there, and need not run."""
-    settings, registry = daemon.settings, Registry()
+    settings, registry = parts.settings, Registry()
     endpoint = MetricsEndpoint(
-        settings.http_endpoint, settings.metrics_path, registry, missing=daemon.readiness.missing
+        settings.http_endpoint, settings.metrics_path, registry, missing=parts.readiness.missing
     )
     if not settings.http_endpoint:
         return endpoint
@@ -302,29 +240,29 @@ def metrics_of(daemon: Daemon) -> MetricsEndpoint:
     from dra.inventory.sampling import Sampler
 
     names = {"node": settings.node_name, "driver": settings.driver_name}
-    paths, store = daemon.machine.paths, daemon.engine.store
-    held = functools.partial(_held, store, daemon.engine.settings.boot_id)
+    paths, store = parts.machine.paths, parts.engine.store
+    held = functools.partial(_held, store, parts.engine.settings.boot_id)
     sampler = Sampler(
-        daemon.session,
-        lambda: daemon.inventory.current,
-        held=lambda: [each.device for each in store.holds(daemon.engine.settings.boot_id)],
+        parts.session,
+        lambda: parts.inventory.current,
+        held=lambda: [each.device for each in store.holds(parts.engine.settings.boot_id)],
         min_interval_seconds=settings.metrics_interval_seconds,
-        interval=daemon.policies.telemetry_interval,
+        interval=parts.policies.telemetry_interval,
     )
-    if (health := daemon.health) is not None:
-        registry.add(lambda: health_samples(health.monitor.snapshot(), daemon.inventory.current))
+    if (health := parts.health) is not None:
+        registry.add(lambda: health_samples(health.monitor.snapshot(), parts.inventory.current))
     registry.add(
-        *daemon.calls.recorders,
-        lambda: pool_samples(daemon.publisher.status()),
-        lambda: node_samples(daemon.inventory.current, daemon.readiness, **names),
+        *parts.calls.recorders,
+        lambda: pool_samples(parts.publisher.status()),
+        lambda: node_samples(parts.inventory.current, parts.readiness, **names),
         DeviceCollector(
             sampler,
             held,
-            conditions=lambda: daemon.feed.current()[1],
+            conditions=lambda: parts.feed.current()[1],
             place_of=functools.partial(place_of, paths),
             command_of=functools.partial(command_of, paths),
         ),
-        lambda: record_samples(store, held(daemon.inventory.current), **names),
+        lambda: record_samples(store, held(parts.inventory.current), **names),
         process_samples,
     )
     return endpoint

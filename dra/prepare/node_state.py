@@ -16,7 +16,8 @@ from dra.prepare.cdi_files import CdiFiles
 from dra.prepare.devices import is_mig
 from dra.prepare.effects import EffectCatalog, Revive, WriteCdi
 from dra.prepare.holds import lock_name
-from dra.prepare.imports import CHECKPOINT, revive_foreign_mps, take_over
+from dra.prepare.imports import revive_foreign_mps, take_over
+from dra.prepare.imports.names import CHECKPOINT
 from dra.prepare.locks import LockDirectory, hold_shared
 from dra.prepare.mig_effects import mig_effects
 from dra.prepare.mig_marks import MarkDirectory

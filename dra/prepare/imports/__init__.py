@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dra.prepare.imports.names import CHECKPOINT, ORIGIN
+
 if TYPE_CHECKING:
     from dra.prepare.cdi_files import CdiFiles
     from dra.prepare.effects import Effect
@@ -16,11 +18,6 @@ if TYPE_CHECKING:
     from dra.prepare.setup import EngineSettings
     from dra.prepare.store import RecordStore
     from dra.values import PciAddress
-
-# What NVIDIA's driver calls its checkpoint, in the directory that is ours too.
-CHECKPOINT = "checkpoint.json"
-# Stands in a record that came from one.
-ORIGIN = "imported_from"
 
 
 def take_over(

@@ -15,7 +15,6 @@ from dra.errors import HostError
 from dra.host.files import host_error, sync_dir, write_durable
 from dra.inventory.model import Inventory
 from dra.inventory.names import GpuName, MigName, parse_device_name
-from dra.prepare.imports import CHECKPOINT
 from dra.prepare.imports.checkpoint import (
     RELEASES,
     Checkpoint,
@@ -25,6 +24,7 @@ from dra.prepare.imports.checkpoint import (
     encode_checkpoint,
     knows_vfio,
 )
+from dra.prepare.imports.names import CHECKPOINT
 from dra.prepare.passthrough.model import KIND as VFIO_KIND
 from dra.prepare.passthrough.model import NVIDIA, Before, function_of, is_passthrough
 from dra.prepare.record import Record

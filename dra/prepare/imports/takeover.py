@@ -24,7 +24,6 @@ from dra.errors import DraError, HostError, RecordError, ValueFormatError
 from dra.host.files import host_error, read_bytes, sync_dir
 from dra.inventory.names import parse_vfio_name
 from dra.prepare.cdi_files import CdiFiles
-from dra.prepare.imports import CHECKPOINT, ORIGIN
 from dra.prepare.imports.checkpoint import (
     Checkpoint,
     CheckpointClaim,
@@ -33,6 +32,7 @@ from dra.prepare.imports.checkpoint import (
     parse_checkpoint,
 )
 from dra.prepare.imports.foreign_mps import ForeignMps
+from dra.prepare.imports.names import CHECKPOINT, ORIGIN
 from dra.prepare.locks import LOCK_WAIT_SECONDS, lock_file
 from dra.prepare.model import PreparedDevice, is_safe_uid
 from dra.prepare.partitions import DEVICE_KIND, MODE_KIND, device_args

@@ -9,7 +9,7 @@ from dra.api.claim import AllocatedDevice, ClaimView, admit_claim
 from dra.errors import DraError
 from dra.host.files import read_bytes
 from dra.prepare.engine import Engine
-from dra.prepare.imports import CHECKPOINT
+from dra.prepare.imports.names import CHECKPOINT
 from dra.prepare.model import Notice, Notify
 from dra.prepare.record import Record
 from dra.prepare.setup import EngineSettings

@@ -12,7 +12,7 @@ from pathlib import Path
 from dra.errors import DraError
 from dra.host.files import is_leftover, read_bytes
 from dra.prepare.engine import Engine
-from dra.prepare.imports import CHECKPOINT
+from dra.prepare.imports.names import CHECKPOINT
 from dra.prepare.metadata import MetadataFiles
 from dra.prepare.model import is_safe_uid
 from dra.telemetry.log import error_fields, get_logger

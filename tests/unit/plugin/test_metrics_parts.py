@@ -11,8 +11,8 @@ from dra.api.claim import AllocatedDevice, ClaimRef
 from dra.controller.publisher import PublisherStatus
 from dra.errors import HostError, KubeError
 from dra.inventory.model import Inventory, ScanProblem
+from dra.plugin.call_metrics import CallMetrics
 from dra.plugin.metrics import (
-    CallMetrics,
     MetricsEndpoint,
     node_samples,
     pool_samples,
