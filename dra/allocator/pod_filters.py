@@ -6,7 +6,7 @@ looked at: ports, volumes, affinity between pods, spreading, preemption.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,14 +47,6 @@ class NodeUse:
             amount = requests_of(pod, resource)
             if amount:
                 self.amounts[resource] = self.amounts.get(resource, 0) + amount
-
-
-def node_use(placed: Iterable[Mapping[str, Any]]) -> NodeUse:
-    """Add up what pods ask for."""
-    use = NodeUse()
-    for pod in placed:
-        use.add(pod)
-    return use
 
 
 def is_done(pod: Mapping[str, Any]) -> bool:

@@ -26,7 +26,6 @@ MigModeSetting = Literal["dynamic", "static", "none"]
 TimeSlice = Literal["Default", "Short", "Medium", "Long"]
 TaintEffect = Literal["NoSchedule", "NoExecute", "None"]
 
-STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 ENFORCEMENTS: tuple[EnforcementMode, ...] = get_args(EnforcementMode)
 # More would be a typing error: a share of a GPU of less than a thousandth is none.
 MAX_SHARES = 1000

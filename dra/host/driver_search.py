@@ -193,11 +193,6 @@ class RootSearch:
         self.watched[self.view("/")] = None
 
 
-def is_version(text: str) -> bool:
-    """Whether text looks like a driver's version (`580.95.05`)."""
-    return re.fullmatch(r"\d+\.\d+(\.\d+)*", text, re.ASCII) is not None
-
-
 def is_executable(mode: int) -> bool:
     """Whether a mode is that of a program."""
     return stat.S_ISREG(mode) and bool(mode & 0o111)

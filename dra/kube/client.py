@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -21,7 +20,7 @@ from dra.kube.connection import Connection, KubeOptions
 from dra.kube.failures import Call
 from dra.kube.negotiation import Negotiation
 from dra.kube.resources import RESOURCE_CLAIMS, Resource
-from dra.kube.stream import WatchEvent, WatchStream
+from dra.kube.stream import WatchStream
 
 # For calls whose caller has no deadline of its own.
 DEFAULT_TIMEOUT_SECONDS = 10.0
@@ -452,15 +451,6 @@ def connect(
 ) -> KubeClient:
     """Give a client; nothing is loaded or connected before its first call."""
     return KubeClient(Connection(options), qps=qps, burst=burst, field_manager=field_manager)
-
-
-def each_event(stream: WatchStream) -> Iterator[WatchEvent]:
-    """Give the events of a watch and close it afterwards."""
-    try:
-        yield from stream
-    finally:
-        with suppress(Exception):
-            stream.close()
 
 
 def _selectors(label_selector: str, field_selector: str) -> dict[str, str]:

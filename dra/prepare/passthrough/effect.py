@@ -40,8 +40,6 @@ class BindVfio:
 
     kind: ClassVar[str] = KIND
     ends_with_boot: ClassVar[bool] = True
-    # What a power failure takes from the disk, it takes from the hardware too.
-    needs_durable_journal: ClassVar[bool] = False
     # Written down before anything is touched.
     knows_outcome: ClassVar[bool] = True
     shared_resource: str | None = None

@@ -80,11 +80,6 @@ class MpsLimits:
     multi_user: bool = False
 
 
-def same_limit(mib: int) -> Callable[[Sequence[str]], Mapping[str, int]]:
-    """Give one limit for each of the devices, for `MpsLimits`."""
-    return lambda uuids: dict.fromkeys(uuids, mib)
-
-
 class MpsDaemon:
     """That a control daemon runs for a claim's sake.
 

@@ -74,11 +74,6 @@ class Storage:
                 found = self._buckets[resource] = Bucket(self.lock)
             return found
 
-    def bucket_names(self) -> list[str]:
-        """Give the resources that have a bucket."""
-        with self.lock:
-            return list(self._buckets)
-
     def subscribe(self, listener: Callable[[str, Change], None]) -> None:
         """Call `listener(resource, change)` after every write, under the lock: it must be quick."""
         self._listeners.append(listener)
