@@ -6,29 +6,22 @@ Each call has its own time limit and raises `KubeError` only.
 
 from __future__ import annotations
 
-import json
-import threading
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from dra.api.versions import GROUP, from_v1
-from dra.errors import KubeError
-from dra.kube.answers import bad_answer, check_deletion, checked_items, checked_object
+from dra.kube.answers import check_deletion, checked_items, checked_object
 from dra.kube.clock import Clock, SystemClock, TokenBucket
 from dra.kube.connection import Connection, KubeOptions
-from dra.kube.failures import Call
-from dra.kube.negotiation import Negotiation
 from dra.kube.resources import RESOURCE_CLAIMS, Resource
+from dra.kube.sender import DEFAULT_TIMEOUT_SECONDS, Sender, Target
 from dra.kube.stream import WatchStream
 
-# For calls whose caller has no deadline of its own.
-DEFAULT_TIMEOUT_SECONDS = 10.0
 # Objects per page of a list.
 PAGE = 500
 
 Json = dict[str, Any]
-Answer = TypeVar("Answer")
 PatchKind = Literal["merge", "json"]
 _PATCH_TYPES = {"merge": "application/merge-patch+json", "json": "application/json-patch+json"}
 
@@ -64,17 +57,11 @@ class KubeClient:
         self.field_manager = field_manager
         self._connection = connection
         self._clock = clock or SystemClock()
-        self._negotiation = Negotiation(self._get_json, clock=self._clock)
-        self._limit = TokenBucket(per_second=qps, burst=burst, clock=self._clock) if qps > 0 else None
-        self._before_write: Callable[[], None] = lambda: None
+        self._sender = Sender(connection, clock=self._clock, limit=self._bucket(qps, burst))
 
     def with_limit(self, *, qps: float, burst: int) -> KubeClient:
         """Give a client on the same connection whose requests are counted apart from this one's."""
-        other = KubeClient(
-            self._connection, qps=qps, burst=burst, field_manager=self.field_manager, clock=self._clock
-        )
-        other._negotiation = self._negotiation
-        return other
+        return self._sending_by(self._sender.with_limit(self._bucket(qps, burst)))
 
     def fenced(self, check: Callable[[], None]) -> KubeClient:
         """Give this client with a condition on all that it writes.
@@ -83,9 +70,15 @@ class KubeClient:
             check: called right before each request that changes something is sent, after every wait; what it raises
                 is raised in place of sending.
         """
-        other = KubeClient(self._connection, field_manager=self.field_manager, clock=self._clock)
-        other._negotiation, other._limit, other._before_write = self._negotiation, self._limit, check
+        return self._sending_by(self._sender.fenced(check))
+
+    def _sending_by(self, sender: Sender) -> KubeClient:
+        other = copy.copy(self)
+        other._sender = sender
         return other
+
+    def _bucket(self, qps: float, burst: int) -> TokenBucket | None:
+        return TokenBucket(per_second=qps, burst=burst, clock=self._clock) if qps > 0 else None
 
     @property
     def host(self) -> str:
@@ -104,7 +97,7 @@ class KubeClient:
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     ) -> Json:
         """Give one object as the API server has it now."""
-        target = _Target("get", resource, name, namespace, subresource)
+        target = Target("get", resource, name, namespace, subresource)
         return self._object(target, "GET", timeout_seconds=timeout_seconds, free=resource is RESOURCE_CLAIMS)
 
     def list(
@@ -126,14 +119,16 @@ class KubeClient:
         Raises:
             KubeError: DRA-API-GONE if the list grew too old between two pages: start again.
         """
-        target = _Target("list", resource, None, namespace)
+        target = Target("list", resource, None, namespace)
         query = _selectors(label_selector, field_selector)
         if resource_version:
             query["resourceVersion"] = resource_version
         query["limit"] = str(page)
         items: list[Json] = []
         while True:
-            document, version = self._request(target, "GET", query=query, timeout_seconds=timeout_seconds)
+            document, version = self._sender.request(
+                target, "GET", query=query, timeout_seconds=timeout_seconds
+            )
             found = checked_items(target.call, resource, document, version=version)
             items.extend(found if keep is None else map(keep, found))
             metadata = document["metadata"]
@@ -158,7 +153,7 @@ class KubeClient:
 
         The stream's `close` may be called from another thread and ends a blocking read at once.
         """
-        target = _Target("watch", resource, None, namespace)
+        target = Target("watch", resource, None, namespace)
         query = _selectors(label_selector, field_selector)
         query |= {
             "watch": "1",
@@ -184,7 +179,7 @@ class KubeClient:
                 inactivity_seconds=inactivity_seconds,
             )
 
-        return self._negotiated(resource, opening)
+        return self._sender.negotiated(resource, opening)
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -199,7 +194,7 @@ class KubeClient:
     ) -> Json:
         """Create an object and give it as stored."""
         name = str((body.get("metadata") or {}).get("name") or "")
-        target = _Target("create", resource, None, namespace, shown_name=name)
+        target = Target("create", resource, None, namespace, shown_name=name)
         return self._object(
             target, "POST", body=body, query=self._writing(dry_run), timeout_seconds=timeout_seconds
         )
@@ -216,7 +211,7 @@ class KubeClient:
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     ) -> Json:
         """Replace an object that was read before; with its resourceVersion a change in between is a conflict."""
-        target = _Target("update", resource, name, namespace, subresource)
+        target = Target("update", resource, name, namespace, subresource)
         return self._object(
             target, "PUT", body=body, query=self._writing(dry_run), timeout_seconds=timeout_seconds
         )
@@ -234,7 +229,7 @@ class KubeClient:
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     ) -> Json:
         """Change some fields: JSON merge patch, or a JSON patch (its paths are those of the served version)."""
-        target = _Target("patch", resource, name, namespace, subresource)
+        target = Target("patch", resource, name, namespace, subresource)
         return self._object(
             target,
             "PATCH",
@@ -257,7 +252,7 @@ class KubeClient:
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     ) -> Json:
         """Server-side apply: create the object, or own exactly the fields of `body`."""
-        target = _Target("patch", resource, name, namespace, subresource)
+        target = Target("patch", resource, name, namespace, subresource)
         query = {**self._writing(dry_run), "force": "true" if force else "false"}
         return self._object(
             target,
@@ -282,14 +277,14 @@ class KubeClient:
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     ) -> None:
         """Delete an object; with `uid` or `resource_version` only that very object (else DRA-API-CONFLICT)."""
-        target = _Target("delete", resource, name, namespace)
+        target = Target("delete", resource, name, namespace)
         conditions = {"uid": uid, "resourceVersion": resource_version}
         options = _delete_options(
             {k: v for k, v in conditions.items() if v},
             grace_period_seconds=grace_period_seconds,
             dry_run=dry_run,
         )
-        document, _ = self._request(
+        document, _ = self._sender.request(
             target, "DELETE", body=options, convert=False, timeout_seconds=timeout_seconds
         )
         check_deletion(target.call, resource, document)
@@ -305,8 +300,8 @@ class KubeClient:
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     ) -> None:
         """Delete all objects that the selectors choose."""
-        target = _Target("deletecollection", resource, None, namespace)
-        document, _ = self._request(
+        target = Target("deletecollection", resource, None, namespace)
+        document, _ = self._sender.request(
             target,
             "DELETE",
             query=_selectors(label_selector, field_selector),
@@ -320,130 +315,27 @@ class KubeClient:
 
     def server_version(self, *, refresh: bool = False) -> tuple[int, int]:
         """Give (major, minor) of the API server, asked at most every ten minutes."""
-        return self._negotiation.server_version(refresh=refresh)
+        return self._sender.negotiation.server_version(refresh=refresh)
 
     def git_version(self, *, refresh: bool = False) -> str:
         """Give the API server's full version text."""
-        return self._negotiation.git_version(refresh=refresh)
+        return self._sender.negotiation.git_version(refresh=refresh)
 
     def served_version(self, resource: Resource) -> str:
         """Give the version in which this client speaks about `resource` with this server."""
-        return self._negotiation.version_for(resource)
+        return self._sender.negotiation.version_for(resource)
 
     def close(self) -> None:
         """Close idle connections."""
         self._connection.close()
 
-    # -- one request -------------------------------------------------------------------------------
-
-    def _object(self, target: _Target, method: str, **options: Any) -> Json:
-        document, version = self._request(target, method, **options)
+    def _object(self, target: Target, method: str, **options: Any) -> Json:
+        document, version = self._sender.request(target, method, **options)
         return checked_object(target.call, target.resource, document, version=version)
-
-    def _request(
-        self,
-        target: _Target,
-        method: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: Any = None,
-        content_type: str = "application/json",
-        convert: bool = True,
-        needs_version: bool = False,
-        free: bool = False,
-        timeout_seconds: float,
-    ) -> tuple[Json, str]:
-        """Send, and give the answer's JSON with the API version it was asked in."""
-        resource = target.resource
-        if not free:
-            self._pace()
-
-        def sending(version: str) -> tuple[Json, str]:
-            sent = body
-            if convert and isinstance(body, Mapping):
-                sent = _sent(resource, body, version, needs_version=needs_version)
-            path = resource.path(
-                version=version, namespace=target.namespace, name=target.name, subresource=target.subresource
-            )
-            answer = self._exchange(
-                target.call,
-                method,
-                path,
-                query=list((query or {}).items()),
-                body=sent,
-                content_type=content_type,
-                read_seconds=timeout_seconds,
-            )
-            return answer, version
-
-        return self._negotiated(resource, sending)
-
-    def _negotiated(self, resource: Resource, act: Callable[[str], Answer]) -> Answer:
-        """Do `act(version)`; if the server stopped serving that version, once more with another."""
-        version = self._negotiation.version_for(resource)
-        try:
-            return act(version)
-        except KubeError as error:
-            if error.code != "DRA-API-NOT-SERVED" or len(resource.versions) == 1:
-                raise
-            self._negotiation.forget()
-            other = self._negotiation.version_for(resource)
-            if other == version:
-                raise
-            return act(other)
-
-    def _exchange(self, call: Call, method: str, path: str, **options: Any) -> Json:
-        """One round trip, repeated once where that is safe: stale token, kept connection that was closed."""
-        try:
-            return self._round_trip(call, method, path, **options)
-        except KubeError as error:
-            if error.code == "DRA-API-UNAUTHORIZED":
-                self._connection.refresh_credentials()
-            elif not (error.code == "DRA-API-INTERRUPTED" and method == "GET"):
-                raise
-        return self._round_trip(call, method, path, **options)
-
-    def _round_trip(self, call: Call, method: str, path: str, *, read_seconds: float, **options: Any) -> Json:
-        if method != "GET":
-            self._before_write()
-        answer = self._connection.send(call, method, path, read_seconds=read_seconds, **options)
-        text = self._connection.read(call, answer, read_seconds=read_seconds)
-        try:
-            document = json.loads(text)
-        except ValueError as error:
-            raise _no_object(call, text) from error
-        if not isinstance(document, dict):
-            raise _no_object(call, text)
-        return document
-
-    def _get_json(self, call: Call, path: str) -> Json:
-        return self._exchange(call, "GET", path, read_seconds=DEFAULT_TIMEOUT_SECONDS)
-
-    def _pace(self) -> None:
-        if self._limit is not None and (seconds := self._limit.take()) > 0:
-            self._clock.wait(threading.Event(), seconds)
 
     def _writing(self, dry_run: bool) -> dict[str, str]:
         query = {"fieldManager": self.field_manager}
         return {**query, "dryRun": "All"} if dry_run else query
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """What a call is about, with the verb as RBAC has it."""
-
-    verb: str
-    resource: Resource
-    name: str | None
-    namespace: str | None
-    subresource: str = ""
-    shown_name: str = ""
-
-    @property
-    def call(self) -> Call:
-        plural = f"{self.resource.plural}/{self.subresource}" if self.subresource else self.resource.plural
-        name = self.name or self.shown_name
-        return Call(self.verb, plural, self.resource.group, name, self.namespace or "")
 
 
 def connect(
@@ -469,17 +361,3 @@ def _delete_options(
     if dry_run:
         options["dryRun"] = ["All"]
     return options
-
-
-def _sent(resource: Resource, body: Mapping[str, Any], version: str, *, needs_version: bool) -> Json:
-    document = dict(body)
-    if needs_version or "apiVersion" in document:
-        document["apiVersion"] = resource.api_version(version)
-    if resource.group == GROUP:
-        return from_v1(document, version=version, kind=resource.kind)
-    return document
-
-
-def _no_object(call: Call, text: bytes) -> KubeError:
-    shown = text[:80].decode("utf-8", "replace")
-    return bad_answer(call, f"the answer is not a JSON object: {shown!r}")

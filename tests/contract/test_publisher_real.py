@@ -483,7 +483,7 @@ def _bound_token(client: KubeClient) -> str:
         },
     }
     path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{PLUGIN}/token"
-    answer = client._round_trip(
+    answer = client._sender.exchange(
         Call("create", "serviceaccounts/token"), "POST", path, body=request, read_seconds=5.0
     )
     return str(answer["status"]["token"])

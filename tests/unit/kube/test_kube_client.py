@@ -507,6 +507,7 @@ def test_a_fenced_client_asks_before_each_write_and_sends_nothing_against_the_an
         lambda: fenced.apply(NODES, "n", body),
         lambda: fenced.delete(NODES, "n"),
         lambda: fenced.delete_collection(NODES),
+        lambda: fenced.with_limit(qps=5.0, burst=5).delete(NODES, "n"),
     )
     for write in writes:
         with pytest.raises(KubeError, match="DRA-FLEET-NOT-LEADING"):
