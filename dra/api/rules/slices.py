@@ -198,15 +198,7 @@ def _counter_sets(sets: list[Json], rules: Rules) -> list[Cause]:
     found = limited(sets, "spec.sharedCounters", MAX_COUNTER_SETS) if rules.minor >= 35 else []
     if found:
         return found
-    seen: set[str] = set()
-    for i, item in enumerate(sets):
-        field = f"spec.sharedCounters[{i}]"
-        name = item.get("name") or ""
-        found += names.label(name, f"{field}.name") if name else [required(f"{field}.name")]
-        found += _counters(item.get("counters") or {}, f"{field}.counters")
-        if name in seen:
-            found.append(duplicate(field, name))
-        seen.add(name)
+    found = _named_counters(sets, "spec.sharedCounters", "name")
     total = sum(len(item.get("counters") or {}) for item in sets)
     if rules.minor < 35 and total > MAX_COUNTERS_IN_SLICE:
         why = f"the total number of counters in shared counters must not exceed {MAX_COUNTERS_IN_SLICE}"
@@ -218,11 +210,17 @@ def _consumption(items: list[Json], field: str) -> list[Cause]:
     found = limited(items, field, MAX_CONSUMED_SETS)
     if found:
         return found
+    return _named_counters(items, field, "counterSet")
+
+
+def _named_counters(items: list[Json], field: str, name_key: str) -> list[Cause]:
+    """Check counters by the name of their set, which `name_key` has; each name stands once."""
+    found: list[Cause] = []
     seen: set[str] = set()
     for i, item in enumerate(items):
         at = f"{field}[{i}]"
-        name = item.get("counterSet") or ""
-        found += names.label(name, f"{at}.counterSet") if name else [required(f"{at}.counterSet")]
+        name = item.get(name_key) or ""
+        found += names.label(name, f"{at}.{name_key}") if name else [required(f"{at}.{name_key}")]
         found += _counters(item.get("counters") or {}, f"{at}.counters")
         if name in seen:
             found.append(duplicate(at, name))
