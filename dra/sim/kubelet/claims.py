@@ -9,10 +9,10 @@ import json
 import random
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from dra.api.claim import ClaimRef
 from dra.errors import KubeError
@@ -233,23 +233,34 @@ class DraManager:
     # -- calls -------------------------------------------------------------------------------------
 
     def _prepare_batch(self, driver: str, batch: list[CachedClaim]) -> None:
+        for cached, answer in self._answers(driver, batch, "NodePrepareResources", PrepareError):
+            self._take_devices(cached, driver, answer.devices)
+
+    def _answers(
+        self,
+        driver: str,
+        batch: list[CachedClaim],
+        call: Literal["NodePrepareResources", "NodeUnprepareResources"],
+        failure: type[PrepareError | UnprepareError],
+    ) -> Iterator[tuple[CachedClaim, Any]]:
+        """Call a driver, and give each claim with its answer, checked as the kubelet checks them. Raises `failure`."""
         connection = self._drivers(driver)
         if connection is None:
-            raise PrepareError(f"DRA driver {driver} is not registered")
+            raise failure(f"DRA driver {driver} is not registered")
+        send = connection.prepare if call == "NodePrepareResources" else connection.unprepare
         try:
-            answers = dict(connection.prepare([cached.ref for cached in batch]).claims)
+            answers = dict(send([cached.ref for cached in batch]).claims)
         except CallError as error:
-            raise PrepareError(f"NodePrepareResources: {error}") from error
+            raise failure(f"{call}: {error}") from error
         by_uid = {cached.ref.uid: cached for cached in batch}
         for uid, answer in answers.items():
             if uid not in by_uid:
-                raise PrepareError(f"NodePrepareResources returned result for unknown claim UID {uid}")
+                raise failure(f"{call} returned result for unknown claim UID {uid}")
             if answer.error:
-                name = by_uid[uid].ref.name
-                raise PrepareError(f"NodePrepareResources failed for ResourceClaim {name}: {answer.error}")
-            self._take_devices(by_uid[uid], driver, answer.devices)
+                raise failure(f"{call} failed for ResourceClaim {by_uid[uid].ref.name}: {answer.error}")
+            yield by_uid[uid], answer
         if len(answers) < len(batch):
-            raise PrepareError(f"NodePrepareResources skipped {len(batch) - len(answers)} ResourceClaims")
+            raise failure(f"{call} skipped {len(batch) - len(answers)} ResourceClaims")
 
     def _take_devices(self, cached: CachedClaim, driver: str, returned: Iterable[Any]) -> None:
         devices = [
@@ -291,24 +302,8 @@ class DraManager:
             self.cache.save()
 
     def _unprepare_batch(self, driver: str, batch: list[CachedClaim]) -> None:
-        connection = self._drivers(driver)
-        if connection is None:
-            raise UnprepareError(f"DRA driver {driver} is not registered")
-        try:
-            answers = dict(connection.unprepare([cached.ref for cached in batch]).claims)
-        except CallError as error:
-            raise UnprepareError(f"NodeUnprepareResources: {error}") from error
-        by_uid = {cached.ref.uid: cached for cached in batch}
-        for uid, answer in answers.items():
-            if uid not in by_uid:
-                raise UnprepareError(f"NodeUnprepareResources returned result for unknown claim UID {uid}")
-            if answer.error:
-                name = by_uid[uid].ref.name
-                raise UnprepareError(
-                    f"NodeUnprepareResources failed for ResourceClaim {name}: {answer.error}"
-                )
-        if len(answers) < len(batch):
-            raise UnprepareError(f"NodeUnprepareResources skipped {len(batch) - len(answers)} ResourceClaims")
+        for _ in self._answers(driver, batch, "NodeUnprepareResources", UnprepareError):
+            pass  # that there is no error is all that is wanted
 
 
 def drivers_of(claim: Json) -> tuple[str, ...]:
