@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from typing import TypeAlias
 
-
-def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--kubeconfig` and `--context`: which cluster a command of a person looks at."""
-    parser.add_argument(
-        "--kubeconfig", help="default: $KUBECONFIG, ~/.kube/config, the pod's service account"
-    )
-    parser.add_argument("--context", help="context of the kubeconfig")
+# What `add_subparsers` gives: commands add themselves to it.
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_log_arguments(parser: argparse.ArgumentParser, env: Mapping[str, str]) -> None:

@@ -9,9 +9,10 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dra.cli.common_flags import add_cluster_arguments
+from dra.cli.cluster import add_cluster_arguments, cluster_client, kubeconfig_of
+from dra.cli.common_flags import Subparsers
 from dra.cli.node_view import add_node_arguments, node_view
 from dra.errors import ConfigError, KubeError
 
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 _KINDS = ("node", "nodes", "claim", "claims", "resourceclaim", "resourceclaims", "cluster")
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: Subparsers) -> None:
     """Add the command."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    parser = subparsers.add_parser(
         "doctor",
         help="which step between the hardware and a container is broken",
         description="Climb the ladder driver, NVML, device nodes, CDI, runtime, kubelet, slices, claims, and stop at the "
@@ -142,22 +143,16 @@ def _cluster(args: argparse.Namespace, kind: str, ctx: NodeContext) -> Cluster |
         from dra.diagnose.explain.files import read_files
 
         return read_files(files)
-    kubeconfig = args.kubeconfig or os.environ.get("KUBECONFIG") or None
     in_pod = bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
-    known = kubeconfig or args.context or in_pod or (Path.home() / ".kube/config").is_file()
+    known = kubeconfig_of(args) or args.context or in_pod or (Path.home() / ".kube/config").is_file()
     if args.offline or not known:
         ctx.offline = "--offline" if args.offline else "no kubeconfig, and this is no pod"
         return None
     from dra.diagnose.doctor.live import read_cluster
-    from dra.kube.client import connect
-    from dra.kube.connection import KubeOptions
 
     try:
-        client = connect(KubeOptions(kubeconfig=kubeconfig, context=args.context, user_agent="dra-doctor"))
-        try:
+        with cluster_client(args, "doctor") as client:
             return read_cluster(client, args.namespace, node_name=ctx.node_name)
-        finally:
-            client.close()
     except KubeError as error:
         if kind != "node":
             raise

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-from typing import TYPE_CHECKING, Any
 
-from dra.cli.common_flags import add_cluster_arguments
+from dra.cli.cluster import add_cluster_arguments, read_cluster
+from dra.cli.common_flags import Subparsers
 from dra.cli.main import EXIT_USAGE, print_error
 from dra.errors import KubeError
 
-if TYPE_CHECKING:
-    from dra.diagnose.explain import Cluster
 
-
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: Subparsers) -> None:
     """Add the command."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    parser = subparsers.add_parser(
         "explain",
         help="why a pod or a claim is pending, or how it was allocated",
         description="Say why a pod or a ResourceClaim is pending: which request fails, on which nodes and devices, "
@@ -56,19 +52,13 @@ def run(args: argparse.Namespace) -> int:
     configure(level="error", console=True)
     parse_subject(args.subject)
     files = [name for group in args.filename for name in group]
-    namespace = args.namespace
-    if files:
-        from dra.diagnose.explain.files import read_files
-
-        cluster = read_files(files)
-    else:
-        namespace = namespace or "default"
-        try:
-            cluster = _live(args, namespace)
-        except KubeError as error:
-            # 1 would say that the pod is pending.
-            print_error(error)
-            return EXIT_USAGE
+    namespace = args.namespace or (None if files else "default")
+    try:
+        cluster = read_cluster(args, "explain", files, namespace=namespace or "")
+    except KubeError as error:
+        # 1 would say that the pod is pending.
+        print_error(error)
+        return EXIT_USAGE
     answer = explain(cluster, args.subject, namespace=namespace)
     if args.output == "json":
         json.dump(as_json(answer), sys.stdout, indent=2, ensure_ascii=False)
@@ -76,16 +66,3 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(text(answer, wide=args.output == "wide"))
     return answer.exit_code
-
-
-def _live(args: argparse.Namespace, namespace: str) -> Cluster:
-    from dra.diagnose.explain.live import read_live
-    from dra.kube.client import connect
-    from dra.kube.connection import KubeOptions
-
-    kubeconfig = args.kubeconfig or os.environ.get("KUBECONFIG") or None
-    client = connect(KubeOptions(kubeconfig=kubeconfig, context=args.context, user_agent="dra-explain"))
-    try:
-        return read_live(client, namespace)
-    finally:
-        client.close()

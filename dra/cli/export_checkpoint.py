@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
 
+from dra.cli.common_flags import Subparsers
 from dra.cli.node_view import add_node_arguments, node_view
 from dra.errors import ConfigError
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: Subparsers) -> None:
     """Add the command."""
     from dra.prepare.imports.checkpoint import RELEASES
 
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    parser = subparsers.add_parser(
         "export-checkpoint",
         help="hand this node's prepared claims back to NVIDIA's driver",
         description="Write checkpoint.json as a release of NVIDIA's driver reads it, from this node's claim records, and "

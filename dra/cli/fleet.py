@@ -6,14 +6,14 @@ import argparse
 import os
 import socket
 
-from dra.cli.common_flags import add_log_arguments
+from dra.cli.common_flags import Subparsers, add_log_arguments
 from dra.cli.service import configure_log, serve
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: Subparsers) -> None:
     """Add the command; each flag has an environment variable."""
     env = os.environ
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    parser = subparsers.add_parser(
         "fleet",
         help="the cluster's side: claim templates, DeviceClasses, the status of policies, metrics",
         description="Makes the claim templates that pods with fractions of GPUs name, and collects those that nobody "

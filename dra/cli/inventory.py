@@ -10,10 +10,12 @@ import re
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dra.cli.columns import aligned
+from dra.cli.common_flags import Subparsers
 from dra.errors import ConfigError
 from dra.values import is_dns_subdomain
 
@@ -30,9 +32,9 @@ _FORMATS = ("table", "wide", "json", "yaml", "slices", "slice-template")
 _PUBLISHED = ("slices", "slice-template")
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: Subparsers) -> None:
     """Add the command."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    parser = subparsers.add_parser(
         "inventory",
         help="this node's GPUs and partitions",
         description="Show the GPUs and MIG partitions of this node, and what is wrong with them.",
@@ -272,13 +274,8 @@ def _print_table(inventory: Inventory, *, wide: bool) -> None:
     print(f"Driver {inventory.driver_version or '-'}, CUDA {cuda}, {len(inventory.gpus)} GPUs")
     body = rows(inventory, wide=wide)
     if body:
-        _print_columns([WIDE_COLUMNS if wide else COLUMNS, *body])
-
-
-def _print_columns(lines: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    for line in lines:
-        print("   ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        for line in aligned([WIDE_COLUMNS if wide else COLUMNS, *body]):
+            print(line)
 
 
 def _print_slices(pool: PoolContent, kubernetes: tuple[int, int]) -> None:

@@ -15,9 +15,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from dra import __version__
+from dra.cli.common_flags import Subparsers
 from dra.errors import ConfigError, DraError, HostError
 
 # name -> (module, one line of help)
@@ -126,7 +126,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         prog=name, description="A Kubernetes Dynamic Resource Allocation driver for NVIDIA GPUs."
     )
     parser.add_argument("--version", action="version", version=f"dra {__version__}")
-    subparsers: Any = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    subparsers: Subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     chosen = next((word for word in words if not word.startswith("-")), None)
     for command, (module, help_text) in COMMANDS.items():
         if command != chosen:

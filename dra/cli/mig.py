@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dra.cli.common_flags import add_cluster_arguments
+from dra.cli.cluster import add_cluster_arguments, read_cluster
+from dra.cli.columns import aligned
+from dra.cli.common_flags import Subparsers
 from dra.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,11 +23,9 @@ _MODEL = re.compile(r"([a-z0-9-]+?)(?:x([0-9]{1,3}))?", re.ASCII)
 _COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "white")
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: Subparsers) -> None:
     """Add the command."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "mig", help="MIG layouts: what fits, what is in the way"
-    )
+    parser = subparsers.add_parser("mig", help="MIG layouts: what fits, what is in the way")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     plan: argparse.ArgumentParser = verbs.add_parser(
         "plan",
@@ -114,7 +113,7 @@ def _gpus(args: argparse.Namespace) -> tuple[Sequence[GpuState], list[Any]]:
     from dra.diagnose.mig_plan import gpus_in_cluster, gpus_of_inventory
 
     if args.cluster or args.filename:
-        cluster = _cluster(args)
+        cluster = read_cluster(args, "mig", args.filename)
         gpus = gpus_in_cluster(
             cluster.all("ResourceSlice"),
             cluster.all("ResourceClaim"),
@@ -180,23 +179,6 @@ def _of_model(text: str) -> list[GpuState]:
     return with_count(gpus_of_inventory(inventory, node="model", as_if_in_mig_mode=True), count)
 
 
-def _cluster(args: argparse.Namespace) -> Any:
-    if args.filename:
-        from dra.diagnose.explain.files import read_files
-
-        return read_files(args.filename)
-    from dra.diagnose.explain.live import read_live
-    from dra.kube.client import connect
-    from dra.kube.connection import KubeOptions
-
-    kubeconfig = args.kubeconfig or os.environ.get("KUBECONFIG") or None
-    client = connect(KubeOptions(kubeconfig=kubeconfig, context=args.context, user_agent="dra-mig"))
-    try:
-        return read_live(client, "")
-    finally:
-        client.close()
-
-
 def _claims(files: Sequence[str], gpus: Sequence[GpuState], classes: list[Any]) -> list[Wanted]:
     from dra.cel import compile_selector
     from dra.diagnose.explain.files import read_files
@@ -218,10 +200,8 @@ def _print(plan: Plan, *, table: bool, colour: bool) -> None:
     print(summary(plan))
     if table and (body := rows(plan.layouts)):
         print()
-        lines = [COLUMNS, *body]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
-        for line in lines:
-            print("   ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        for line in aligned([COLUMNS, *body]):
+            print(line)
     if plan.layouts:
         print()
         _draw(picture(plan.layouts), colour=colour)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dra.cli.common_flags import add_log_arguments
+from dra.cli.common_flags import Subparsers, add_log_arguments
 from dra.cli.service import configure_log
 
 _FLAGS = (
@@ -22,7 +22,7 @@ _FLAGS = (
 )  # fmt: skip
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     """Add `mps-keeper` to a command line."""
     parser = subparsers.add_parser(
         "mps-keeper",

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dra.cli.common_flags import Subparsers
+
 if TYPE_CHECKING:
     from dra.plugin.machine import Machine
     from dra.plugin.settings import PluginSettings
@@ -88,7 +90,7 @@ _FLAGS = (
 )  # fmt: skip
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     """Add `plugin` to a command line."""
     parser = subparsers.add_parser(
         "plugin", help="run the node daemon", description="Publishes this node's GPUs and prepares claims."

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dra.cli.common_flags import add_cluster_arguments
+from dra.cli.cluster import add_cluster_arguments, cluster_client
+from dra.cli.columns import aligned
+from dra.cli.common_flags import Subparsers
 from dra.errors import ConfigError, KubeError
 
 if TYPE_CHECKING:
@@ -23,9 +24,9 @@ EXIT_TROUBLE = 2
 _NOT_THERE = frozenset({"DRA-API-NOT-SERVED", "DRA-API-NOT-FOUND", "DRA-API-OTHER-NOT-FOUND"})
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: Subparsers) -> None:
     """Add the command."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    parser = subparsers.add_parser(
         "policy",
         help="what GpuNodePolicies would change, and how far the nodes are",
         description="GpuNodePolicies say how the GPUs of some nodes are shared, cut, held back and published.",
@@ -64,20 +65,14 @@ def run(args: argparse.Namespace) -> int:
     configure(level="error", console=True)
     if args.verb == "from-mig-parted":
         return _from_mig_parted(args)
-    from dra.kube.client import connect
-    from dra.kube.connection import KubeOptions
-
-    kubeconfig = args.kubeconfig or os.environ.get("KUBECONFIG") or None
-    client = connect(KubeOptions(kubeconfig=kubeconfig, context=args.context, user_agent="dra-policy"))
     try:
-        return _diff(client, args) if args.verb == "diff" else _status(client, args)
+        with cluster_client(args, "policy") as client:
+            return _diff(client, args) if args.verb == "diff" else _status(client, args)
     except KubeError as error:
         from dra.cli.main import print_error
 
         print_error(error)
         return EXIT_TROUBLE
-    finally:
-        client.close()
 
 
 def _diff(client: KubeClient, args: argparse.Namespace) -> int:
@@ -181,9 +176,8 @@ def _print_status(found: FleetStatus) -> None:
 def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     if not rows:
         return
-    widths = [max(len(row[at]) for row in (heads, *rows)) for at in range(len(heads))]
-    for row in (heads, *rows):
-        print("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for line in aligned((heads, *rows)):
+        print(line)
 
 
 def _policies_in(files: list[str]) -> list[dict[str, Any]]:

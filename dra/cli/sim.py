@@ -9,13 +9,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from dra.cli.columns import aligned
+from dra.cli.common_flags import Subparsers
+
 Json = dict[str, Any]
 
 EXIT_UNWELL = 3
 _MANIFESTS = "deploy/manifests"
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     """Add `sim` to a command line."""
     parser = subparsers.add_parser(
         "sim",
@@ -90,7 +93,7 @@ def _device_classes(args: argparse.Namespace) -> Path | None:
     return None
 
 
-def _add_up(verbs: Any) -> None:
+def _add_up(verbs: Subparsers) -> None:
     up = verbs.add_parser("up", help="run a cluster until Ctrl-C, or with --detach until `down`")
     up.add_argument("--nodes", default="dgx-h100", help="machine profiles, for example dgx-h100x4,l40s-x4")
     up.add_argument("--version", default="1.36", help="the Kubernetes version to play, 1.32 to 1.37")
@@ -127,7 +130,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _add_fault(verbs: Any) -> None:
+def _add_fault(verbs: Subparsers) -> None:
     fault = verbs.add_parser(
         "fault",
         help="switch faults on and off",
@@ -236,9 +239,8 @@ def _print_status(status: Json) -> None:
             node["devices"], node["devicesInUse"], node["pods"], ", ".join(node["faults"]) or "-",
         )  # fmt: skip
         rows.append(tuple(str(cell) for cell in cells))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        _say("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for line in aligned(rows):
+        _say(line)
     phases = ", ".join(f"{count} {phase}" for phase, count in sorted(status["pods"].items())) or "none"
     claims = status["claims"]
     _say(f"\npods: {phases}")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
-from dra.cli.common_flags import add_cluster_arguments
+from dra.cli.cluster import add_cluster_arguments, read_cluster
+from dra.cli.columns import aligned
+from dra.cli.common_flags import Subparsers
 from dra.cli.doctor import node_context
 from dra.cli.node_view import add_node_arguments
 
@@ -44,9 +45,9 @@ _CLEAR = "\x1b[H\x1b[J"
 _ONCE_SECONDS = 2.0
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: Subparsers) -> None:
     """Add the command."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    parser = subparsers.add_parser(
         "top",
         help="GPUs, who holds them, and what they do",
         description="Show this node's GPUs and MIG devices with the claims that hold them and what they do, and what "
@@ -119,21 +120,7 @@ def _all_nodes(args: argparse.Namespace) -> int:
     from dra.diagnose.explain.cluster import CLAIM, POD, SLICE
 
     files = [name for group in args.filename for name in group]
-    if files:
-        from dra.diagnose.explain.files import read_files
-
-        cluster = read_files(files)
-    else:
-        from dra.diagnose.explain.live import read_live
-        from dra.kube.client import connect
-        from dra.kube.connection import KubeOptions
-
-        kubeconfig = args.kubeconfig or os.environ.get("KUBECONFIG") or None
-        client = connect(KubeOptions(kubeconfig=kubeconfig, context=args.context, user_agent="dra-top"))
-        try:
-            cluster = read_live(client, "")
-        finally:
-            client.close()
+    cluster = read_cluster(args, "top", files)
     rows = cluster_rows(cluster, driver=args.driver_name)
     if args.output == "json":
         print(json.dumps(rows_json(rows, cluster), indent=2, ensure_ascii=False))
@@ -155,9 +142,8 @@ def _print_rows(rows: Sequence[DeviceRow]) -> None:
                 "; ".join(map(str, row.holders)) or "-", ", ".join(row.taints) or "-",
             )
         )  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+    for line in aligned(lines, gap=2):
+        print(line)
     free = sum(row.state == "free" and not row.taints for row in rows)
     nodes = len({row.node for row in rows})
     print(
@@ -237,9 +223,8 @@ def print_table(top: Top) -> None:
     moment = time.strftime("%H:%M:%S", time.localtime(top.taken))
     print(f"{moment}  driver {top.driver_version or '-'}  {len(top.rows)} devices, {held} held")
     lines = [_COLUMNS, *(line for row in top.rows for line in _lines(row))]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_COLUMNS))]
-    for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    for line in aligned(lines, gap=2):
+        print(line)
     for problem in top.problems:
         print(f"problem: {problem}")
 

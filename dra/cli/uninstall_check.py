@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
 
-from dra.cli.common_flags import add_cluster_arguments
+from dra.cli.cluster import add_cluster_arguments, cluster_client
+from dra.cli.common_flags import Subparsers
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: Subparsers) -> None:
     """Add the command."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    parser = subparsers.add_parser(
         "uninstall-check",
         help="whether claims are prepared, so that the driver must stay",
         description="Name the claims of this driver that pods use. Without the driver such pods cannot end: delete them first.",
@@ -26,19 +26,13 @@ def run(args: argparse.Namespace) -> int:
     from dra.cli.main import EXIT_USAGE, print_error
     from dra.diagnose.uninstall import claims_in_use
     from dra.errors import ClaimError, KubeError
-    from dra.kube.client import connect
-    from dra.kube.connection import KubeOptions
     from dra.kube.resources import RESOURCE_CLAIMS
     from dra.telemetry.log import configure
 
     configure(level="error", console=True)
-    kubeconfig = args.kubeconfig or os.environ.get("KUBECONFIG") or None
     try:
-        client = connect(KubeOptions(kubeconfig=kubeconfig, context=args.context, user_agent="dra-uninstall"))
-        try:
+        with cluster_client(args, "uninstall") as client:
             claims = client.list(RESOURCE_CLAIMS, timeout_seconds=60.0).items
-        finally:
-            client.close()
     except KubeError as error:
         print_error(error)
         return EXIT_USAGE

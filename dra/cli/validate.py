@@ -6,16 +6,18 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dra.cli.common_flags import Subparsers
 
 if TYPE_CHECKING:
     from dra.diagnose.validate_fit import KnownDevice
     from dra.diagnose.validate_model import Report
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: Subparsers) -> None:
     """Add the command."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    parser = subparsers.add_parser(
         "validate",
         help="check manifests offline",
         description="Check ResourceClaims, templates, DeviceClasses, pods and workloads as the API server, the scheduler "

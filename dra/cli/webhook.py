@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dra.cli.common_flags import add_log_arguments
+from dra.cli.common_flags import Subparsers, add_log_arguments
 from dra.cli.service import configure_log, serve
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 _WORD = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: Subparsers) -> None:
     """Add the command; each flag has an environment variable."""
     env = os.environ
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    parser = subparsers.add_parser(
         "webhook",
         help="the admission webhook",
         description="Checks claims, templates and DeviceClasses when they are written, and turns fractions of GPUs "
