@@ -10,6 +10,7 @@ not delay the news of another.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -129,6 +130,8 @@ class HealthMonitor:
         # GPUs to look at, where it is not all.
         self._look_at: set[str] = set()
         self._inventory_is_new = True
+        # When a GPU was last seen passed through, by its UUID (monotonic).
+        self._last_away: dict[str, float] = {}
         # One verdict at a time; taken before `_news`.
         self._telling = threading.Lock()
         self._said: Verdict | None = None
@@ -175,6 +178,8 @@ class HealthMonitor:
         self._tell(inventory, ())
         self._ears.place(inventory)
         cut = _cut_anew(difference)
+        for gpu in difference.removed:
+            self._note_away(gpu.uuid)
         with self._news:
             self._inventory_is_new = True
             self._look = self._look or not cut
@@ -316,13 +321,13 @@ class HealthMonitor:
     # -- checks ------------------------------------------------------------------------------------
 
     def _check_some(self, inventory: Inventory, uuids: set[str]) -> None:
-        gpus = [gpu for gpu in self._awake(inventory) if gpu.uuid in uuids and gpu.unusable != _GONE]
+        gpus = [gpu for gpu in self._asked(inventory) if gpu.uuid in uuids and gpu.unusable != _GONE]
         if gpus and not self._checks.start(gpus):
             self._next_check = min(self._next_check, time.monotonic() + self._fast_seconds)
 
     def _check_all(self, inventory: Inventory) -> None:
         gpus = []
-        for gpu in self._awake(inventory):
+        for gpu in self._asked(inventory):
             if gpu.unusable == _GONE:
                 gone = Reading(error=_GONE, message="the driver does not report the GPU any more")
                 self._take_reading(gpu.uuid, gone, time.monotonic(), inventory)
@@ -334,6 +339,10 @@ class HealthMonitor:
         unsettled = self._book.unsettled
         self._next_check = time.monotonic() + (self._fast_seconds if unsettled else self._check_seconds)
 
+    def _asked(self, inventory: Inventory) -> list[Gpu]:
+        """Give the GPUs that may be asked now. Nobody opens one that is on its way to a virtual machine."""
+        return [gpu for gpu in self._awake(inventory) if not self._ports.away(gpu.uuid)]
+
     def _take_reading(self, gpu: str, reading: Reading, began: float, inventory: Inventory) -> None:
         for entry in self._waiting[:]:
             event, count, until = entry
@@ -341,7 +350,7 @@ class HealthMonitor:
             if event.scope.gpu == gpu and began >= until - JUDGE_SECONDS:
                 self._waiting.remove(entry)
                 self._judge(event, count, reading)
-        if reading.error and self._ports.away(gpu):
+        if reading.error and self._was_away(gpu, began):
             return
         was_lost = self._is_lost(gpu)
         with self._news:
@@ -357,6 +366,15 @@ class HealthMonitor:
         if not reading.error and any(each.uuid == gpu and each.unusable for each in inventory.gpus):
             # The scan has not seen yet that it is well again.
             self._next_rescan = min(self._next_rescan, time.monotonic())
+
+    def _note_away(self, gpu: str) -> None:
+        if self._ports.away(gpu):
+            self._last_away[gpu] = time.monotonic()
+
+    def _was_away(self, gpu: str, began: float) -> bool:
+        """Whether a GPU is passed through, or was after it was asked: it may be back when its answer is."""
+        self._note_away(gpu)
+        return self._last_away.get(gpu, -math.inf) >= began
 
     def _is_lost(self, gpu: str) -> bool:
         return any(each.key == LOST for each in self._book.of(gpu))

@@ -18,6 +18,7 @@ from dra.sim.nvml.calls import attached_slot, read_counts
 from dra.sim.nvml.files import SIM_FOLDER, machine_of, sync_files, tree_of
 from dra.sim.nvml.state import NVIDIA_DRIVER, Fault, GpuState, NodeState, StateStore, reset
 from dra.sim.tree.nodes import make_link, write_text
+from dra.values import PciAddress
 
 # Modules that the kernel has, and the drivers that they bring.
 _MODULES = {"vfio_pci": "vfio-pci", "nvgrace_gpu_vfio_pci": "nvgrace_gpu_vfio_pci"}
@@ -93,7 +94,7 @@ class SimulatedKernel:
         if not bound or wanted != bound:
             return os.strerror(errno.ENODEV)
         if gpu is None:
-            (self._device(address) / "driver").unlink()
+            lose_driver(self._root, address)
             return ""
         if bound == NVIDIA_DRIVER and not self._wait_until(lambda: not self._in_use(gpu)):
             return self._no_answer()
@@ -102,6 +103,7 @@ class SimulatedKernel:
             found.pci_driver = ""
             reset(found)
 
+        lose_driver(self._root, address)
         self._change(gpu, leave)
         return ""
 
@@ -187,6 +189,18 @@ class SimulatedKernel:
             self._wait_until(lambda: all(other.number != fault.number for other in self._store.read().faults))
             return self._no_answer()
         return os.strerror(fault.error) if fault.error else ""
+
+
+def lose_driver(root: Path, address: PciAddress | str) -> None:
+    """Take a function's link to its driver away: the kernel does that before the driver lets go of the function.
+
+    Who finds a GPU gone from NVML or /proc then sees why. Source: __device_release_driver of Linux.
+
+    Args:
+        root: the node's `/`.
+        address: the function's.
+    """
+    (root / "sys/bus/pci/devices" / str(address) / "driver").unlink(missing_ok=True)
 
 
 def _hits(fault: Fault, what: str, gpu: GpuState | None) -> bool:

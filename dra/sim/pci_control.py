@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from dra.sim.kernel import FAULT_PREFIX
+from dra.sim.kernel import FAULT_PREFIX, lose_driver
 from dra.sim.nvml.files import SIM_FOLDER, machine_of, sync_files, tree_of
 from dra.sim.nvml.state import Fault, GpuState, NodeState, StateStore, reset
 from dra.sim.profiles import GpuSlot
@@ -31,6 +31,7 @@ class PciControl:
                 state.vfio_drivers.append(driver)
             reset(found)
 
+        lose_driver(self.root, self.address_of(gpu))
         self._change(change)
 
     def driver_of(self, gpu: int) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from dra.prepare.steps import prepare_steps, rollback_steps, unprepare_steps
 from dra.sim.kubelet import PrepareError, UnprepareError
-from tests.process.harness import DRIVER, wait_until
+from tests.process.harness import DRIVER
 from tests.process.invariants import check_invariants
 
 
@@ -23,7 +23,7 @@ def test_killed_in_prepare(node, step):
         kubelet.run_pod(pod)
     assert doomed.wait(within_seconds=60) == -9
     node.daemon()
-    _wait_back(kubelet, before)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60, instead_of=before)
     assert kubelet.run_pod(pod).views["main"].gpus == (2,)
     check_invariants(node)
     kubelet.stop_pod(pod)
@@ -46,7 +46,7 @@ def test_killed_in_prepare_and_the_pod_is_deleted(node, step):
     assert doomed.wait(within_seconds=60) == -9
     node.api.request("DELETE", "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/c")
     node.daemon()
-    _wait_back(kubelet, before)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60, instead_of=before)
     kubelet.stop_pod(pod)
     assert (node.records(), node.cdi_files(), node.leftovers()) == (set(), set(), [])
 
@@ -66,22 +66,12 @@ def test_killed_in_unprepare(node, step):
         kubelet.stop_pod(pod)
     assert doomed.wait(within_seconds=60) == -9
     node.daemon()
-    connection = _wait_back(kubelet, before)
+    connection = kubelet.wait_registered(DRIVER, timeout_seconds=60, instead_of=before)
     kubelet.stop_pod(pod)
     assert connection.unprepare([ref]).claims[ref.uid].error == ""
     assert (node.records(), node.cdi_files(), node.leftovers()) == (set(), set(), [])
     other = node.pod("q", node.claim("d", "gpu-2", pods=("q",)))
     assert kubelet.run_pod(other).views["main"].gpus == (2,)
-
-
-def _wait_back(kubelet, before):
-    """Wait until the kubelet has registered the new process."""
-
-    def back():
-        (*_, latest) = kubelet.registry.connections(DRIVER) or (before,)
-        return latest if latest is not before and latest.connected else None
-
-    return wait_until(back, what="the new process is registered")
 
 
 @pytest.mark.parametrize("step", rollback_steps())
@@ -102,7 +92,7 @@ def test_killed_in_the_rollback_of_a_failed_prepare(node, step):
     assert doomed.wait(within_seconds=60) == -9
     directory.unlink()
     node.daemon()
-    _wait_back(kubelet, before)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60, instead_of=before)
     assert kubelet.run_pod(pod).views["main"].gpus == (2,)
     kubelet.stop_pod(pod)
     assert (node.records(), node.cdi_files(), node.leftovers()) == (set(), set(), [])

@@ -46,10 +46,7 @@ def started(node, *arguments, **options):
     kubelet = node._kubelets[-1] if node._kubelets else node.kubelet()
     before = kubelet.connection(DRIVER)
     daemon = node.daemon(*arguments, periods=SOON, **options)
-    wait_until(
-        lambda: (c := kubelet.connection(DRIVER)) is not None and c is not before and c.connected,
-        what="the new process is registered",
-    )
+    kubelet.wait_registered(DRIVER, timeout_seconds=60, instead_of=before)
     return Running(node, daemon, kubelet)
 
 

@@ -236,8 +236,7 @@ def test_sigterm_while_calls_run_leaves_whole_claims_or_none(node, stopped_durin
     node.check_consistent()
     node.api.faults.clear()
     node.daemon()
-    wait_until(lambda: kubelet.connection(DRIVER) not in (None, connection), what="registered again")
-    again = kubelet.wait_registered(DRIVER, timeout_seconds=60)
+    again = kubelet.wait_registered(DRIVER, timeout_seconds=60, instead_of=connection)
     answers = getattr(again, stopped_during)(refs).claims
     assert {answers[ref.uid].error for ref in refs} == {""}
     check_invariants(node)

@@ -44,7 +44,7 @@ def test_killed_while_a_partition_is_made(node, step):
         kubelet.run_pod(pod)
     assert doomed.wait(within_seconds=60) == -9
     node.daemon()
-    _wait_back(kubelet, before)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60, instead_of=before)
     view = kubelet.run_pod(pod).views["main"]
     assert view.gpus == (2,)
     assert layout(node) == [(2, 2, 1)]
@@ -65,7 +65,7 @@ def test_killed_while_a_partition_is_destroyed(node, step):
         kubelet.stop_pod(pod)
     assert doomed.wait(within_seconds=60) == -9
     node.daemon()
-    _wait_back(kubelet, before)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60, instead_of=before)
     kubelet.stop_pod(pod)
     assert is_clean(node)
 
@@ -215,11 +215,3 @@ def _ref(claim):
 
     meta = claim["metadata"]
     return ClaimRef(meta["namespace"], meta["name"], meta["uid"])
-
-
-def _wait_back(kubelet, before):
-    def back():
-        (*_, latest) = kubelet.registry.connections(DRIVER) or (before,)
-        return latest if latest is not before and latest.connected else None
-
-    return wait_until(back, what="the kubelet has the new process")

@@ -179,17 +179,17 @@ def test_access_for_monitoring_takes_nothing_away(shared):
 def test_killed_on_the_way_the_next_process_finishes_the_job(node):
     kubelet = node.kubelet()
     for number, step in enumerate(KILLED_AT):
-        before = kubelet.registry.connections(DRIVER)
+        before = kubelet.connection(DRIVER)
         doomed = node.daemon(GATE, crash_at=step, periods=SOON)
-        wait_back(kubelet, before)
+        kubelet.wait_registered(DRIVER, timeout_seconds=60, instead_of=before)
         pod = node.pod("p", node.claim(f"c{number}", "gpu-vfio-0"))
         with pytest.raises((PrepareError, UnprepareError)):
             kubelet.run_pod(pod)
             kubelet.stop_pod(pod)
         assert doomed.wait(within_seconds=60) == -9, step
-        before = kubelet.registry.connections(DRIVER)
+        before = kubelet.connection(DRIVER)
         daemon = node.daemon(GATE, periods=SOON)
-        wait_back(kubelet, before)
+        kubelet.wait_registered(DRIVER, timeout_seconds=60, instead_of=before)
         if step.startswith("prepare"):
             assert list(kubelet.run_pod(pod).views["main"].device_nodes) == ["/dev/vfio/20"], step
             assert drivers(node) == ["vfio-pci", "nvidia"], step
@@ -202,10 +202,10 @@ def test_a_restart_with_a_live_claim_shows_and_gives_out_what_is_really_free(nod
     kubelet, daemon = start(node)
     pod = node.pod("p", node.claim("c", "gpu-vfio-0"))
     kubelet.run_pod(pod)
-    before = kubelet.registry.connections(DRIVER)
+    before = kubelet.connection(DRIVER)
     assert daemon.terminate(within_seconds=45) == 0
     daemon = node.daemon(GATE, "--inventory-interval=1", periods=SOON)
-    wait_back(kubelet, before)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60, instead_of=before)
     wait_until(
         lambda: offered(node) == {"gpu-1", "gpu-vfio-0", "gpu-vfio-1"}, what="the GPU in use is hidden"
     )
@@ -213,11 +213,11 @@ def test_a_restart_with_a_live_claim_shows_and_gives_out_what_is_really_free(nod
     with pytest.raises(PrepareError, match="held .*by claim default/c "):
         kubelet.run_pod(node.pod("q", node.claim("d", "gpu-0", pods=("q",))))
     # Also with the gate off by now, and no NVML that answers, the claim can end.
-    before = kubelet.registry.connections(DRIVER)
+    before = kubelet.connection(DRIVER)
     assert daemon.terminate(within_seconds=45) == 0
     node.machine.control.remove_library()
     node.daemon(periods=SOON)
-    wait_back(kubelet, before)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60, instead_of=before)
     kubelet.stop_pod(pod)
     assert is_as_before(node)
 
@@ -264,16 +264,6 @@ def test_iommufd_where_the_kernel_has_it(node):
     assert is_as_before(node)
 
 
-def wait_back(kubelet, before):
-    """Wait until the kubelet has a process that it did not have `before`."""
-
-    def back():
-        connections = kubelet.registry.connections(DRIVER)
-        return next((each for each in connections if each not in before and each.connected), None)
-
-    return wait_until(back, what="the kubelet has the new process")
-
-
 def test_a_claim_of_nvidias_driver_is_taken_over_given_back_to_it_and_taken_over_again(node, capsys):
     """Through `dra export-checkpoint`; the function stays bound all the time, and goes back to nvidia in the end."""
     claim = node.claim("c", "gpu-vfio-1")
@@ -294,7 +284,7 @@ def test_a_claim_of_nvidias_driver_is_taken_over_given_back_to_it_and_taken_over
     daemon = node.daemon(GATE, periods=SOON)
     kubelet.wait_registered(DRIVER, timeout_seconds=60)
     assert list(kubelet.run_pod(pod).views["main"].device_nodes) == ["/dev/vfio/23"]
-    before = kubelet.registry.connections(DRIVER)
+    before = kubelet.connection(DRIVER)
     assert daemon.terminate(within_seconds=45) == 0
     command = [
         "export-checkpoint",
@@ -312,6 +302,6 @@ def test_a_claim_of_nvidias_driver_is_taken_over_given_back_to_it_and_taken_over
     assert drivers(node) == ["nvidia", "vfio-pci"]
     # NVIDIA's driver did not come after all.
     node.daemon(GATE, periods=SOON)
-    wait_back(kubelet, before)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60, instead_of=before)
     kubelet.stop_pod(pod)
     assert is_as_before(node)

@@ -120,7 +120,7 @@ def test_without_counters_a_gpu_in_use_is_not_offered_to_virtual_machines_also_a
     second = on.daemon(GATE, "--healthcheck-port=0")
     wait_ready(second)
     assert list(listed(on)) == ["gpu-vfio-0", "gpu-0", "gpu-1"]
-    connection = wait_until(lambda: (now := kubelet.connection(DRIVER)) is not before and now)
+    connection = kubelet.wait_registered(DRIVER, timeout_seconds=60, instead_of=before)
     call(connection.unprepare, (claim,))
     wait_listed(on, *BOTH)
 
@@ -142,7 +142,7 @@ def test_a_gpu_that_a_claim_has_passed_through_is_offered_as_nothing_else_until_
     second = on.daemon(GATE, "--healthcheck-port=0", "--inventory-interval", "3600")
     wait_ready(second)
     assert list(listed(on)) == ["gpu-vfio-0", "gpu-vfio-1", "gpu-1"]
-    connection = wait_until(lambda: (now := kubelet.connection(DRIVER)) is not before and now)
+    connection = kubelet.wait_registered(DRIVER, timeout_seconds=60, instead_of=before)
     (ended,) = call(connection.unprepare, (claim,))
     assert ended.error == ""
     found = wait_listed(on, *BOTH)

@@ -74,14 +74,6 @@ def start(node, *arguments, keeper=True, **more):
     return kubelet, daemon, before
 
 
-def wait_back(kubelet, before):
-    def back():
-        (*_, latest) = kubelet.registry.connections(DRIVER) or (before,)
-        return latest if latest is not before and latest.connected else None
-
-    return wait_until(back, what="the kubelet has the new process")
-
-
 def test_time_slice_and_mps_reach_the_gpu_and_the_container_and_are_given_back(node):
     kubelet, _, _ = start(node)
     slow = node.pod("slow", node.claim("ts", "gpu-0", pods=("slow",), configs=(LONG,)))
@@ -132,13 +124,13 @@ def test_a_plugin_that_is_killed_or_upgraded_finds_the_daemon_again(node):
     daemon.kill()
     assert start_ticks(pid) is not None
     daemon = node.daemon()
-    before = wait_back(kubelet, before)
+    before = kubelet.wait_registered(DRIVER, timeout_seconds=60, instead_of=before)
     # Another pod of the claim: prepared again, by the new process, on the same daemon.
     kubelet.run_pod(node.pod("q", claim))
     assert daemon_pid(node) == pid
     # An upgrade: the new one is there before the old one ends.
     newer = node.daemon(pod_uid="00000000-0000-4000-8000-000000000001")
-    wait_back(kubelet, before)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60, instead_of=before)
     daemon.terminate(within_seconds=60)
     assert daemon_pid(node) == pid
     os.kill(pid, signal.SIGKILL)
@@ -199,7 +191,7 @@ def test_a_share_is_never_without_its_limits_when_keeper_and_plugin_restart_toge
     node.mps.stop(kill=True)
     daemon.kill()
     node.daemon("--sharing=4")
-    wait_back(kubelet, before)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60, instead_of=before)
     share = {"share": "00000000-0000-4000-8000-000000000001", "consumed": {"shares": "1"}}
     pod = node.pod("p", node.claim("share", "gpu-0", **share))
     with pytest.raises(PrepareError, match="DRA-MPS-KEEPER-ABSENT"):
@@ -233,7 +225,7 @@ def test_killed_while_mps_is_set_up_nothing_leaks(node, step):
         kubelet.run_pod(pod)
     assert doomed.wait(within_seconds=60) == -9
     node.daemon()
-    wait_back(kubelet, before)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60, instead_of=before)
     kubelet.stop_pod(pod)
     assert is_clean(node)
 
@@ -247,7 +239,7 @@ def test_killed_while_mps_is_taken_down_nothing_leaks(node):
         kubelet.stop_pod(pod)
     assert doomed.wait(within_seconds=60) == -9
     node.daemon()
-    wait_back(kubelet, before)
+    kubelet.wait_registered(DRIVER, timeout_seconds=60, instead_of=before)
     kubelet.stop_pod(pod)
     assert is_clean(node)
 

@@ -101,9 +101,20 @@ class SimKubelet:
         return self.registry.connection(driver)
 
     def wait_registered(
-        self, driver: str, *, timeout_seconds: float = 10.0, instances: int = 1
+        self,
+        driver: str,
+        *,
+        timeout_seconds: float = 60.0,
+        instances: int = 1,
+        instead_of: PluginConnection | None = None,
     ) -> PluginConnection:
-        """Wait until so many instances of a driver are registered, connected and told; gives the one to call.
+        """Wait until so many instances of a driver are registered for good, connected and told; gives the one to call.
+
+        Args:
+            driver: its name.
+            timeout_seconds: how long.
+            instances: how many.
+            instead_of: an instance that ended, or will: it is waited for until another is the latest.
 
         Raises:
             TimeoutError: with what the kubelet saw.
@@ -111,8 +122,11 @@ class SimKubelet:
 
         def ready() -> bool:
             found = self.registry.connections(driver)
-            return len(found) >= instances and all(
-                connection.connected and connection.told for connection in found
+            return (
+                len(found) >= instances
+                and found[-1] is not instead_of
+                and all(connection.connected and connection.told for connection in found)
+                and self.registry.settled(driver)
             )
 
         with self._changed:
@@ -123,7 +137,7 @@ class SimKubelet:
             raise TimeoutError(f"{driver} went away")
         return connection
 
-    def wait_gone(self, driver: str, *, timeout_seconds: float = 10.0) -> None:
+    def wait_gone(self, driver: str, *, timeout_seconds: float = 60.0) -> None:
         """Wait until no instance of a driver is registered. Raises TimeoutError."""
         with self._changed:
             if not self._changed.wait_for(
@@ -132,7 +146,7 @@ class SimKubelet:
                 raise TimeoutError(f"{driver} is still registered")
 
     def wait_health(
-        self, driver: str, wanted: Callable[[PluginConnection], bool], *, timeout_seconds: float = 10.0
+        self, driver: str, wanted: Callable[[PluginConnection], bool], *, timeout_seconds: float = 60.0
     ) -> PluginConnection:
         """Wait until the health that an instance streams is as wanted; gives the instance. Raises TimeoutError."""
         found: list[PluginConnection] = []

@@ -103,6 +103,17 @@ class PluginRegistry:
             entries = sorted(self._registered.values(), key=lambda entry: entry.order)
         return [entry.connection for entry in entries if entry.connection.driver == driver]
 
+    def settled(self, driver: str) -> bool:
+        """Whether each instance of a driver is registered through the socket that stands at its path now.
+
+        One that was dialled just when its socket was replaced is registered under what stood there before: the next
+        round drops its connection, with the calls in it, and registers it once more. A real kubelet does the same,
+        and starts its pods again; whoever has no such loop waits for this.
+        """
+        with self._lock:
+            mine = [(p, e.identity) for p, e in self._registered.items() if e.connection.driver == driver]
+        return all(identity_of(path) == identity for path, identity in mine)
+
     def all_connections(self) -> list[PluginConnection]:
         """Give all registered instances of all drivers."""
         with self._lock:
@@ -213,13 +224,19 @@ def find_sockets(directory: Path) -> dict[Path, Identity]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in sorted(names):
             path = Path(folder, name)
-            try:
-                status = path.lstat()
-            except OSError:
-                continue
-            if not name.startswith(".") and stat.S_ISSOCK(status.st_mode):
-                found[path] = (status.st_dev, status.st_ino, status.st_ctime_ns)
+            identity = None if name.startswith(".") else identity_of(path)
+            if identity is not None:
+                found[path] = identity
     return found
+
+
+def identity_of(path: Path) -> Identity | None:
+    """Give what changes when the socket at a path is re-created; None without one."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino, status.st_ctime_ns) if stat.S_ISSOCK(status.st_mode) else None
 
 
 def endpoint_problem(name: str, endpoint: str, *, kubelet_root: Path) -> str:

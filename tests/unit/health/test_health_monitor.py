@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -46,6 +47,8 @@ class Watched:
         # UUIDs of GPUs that are passed through.
         self.away = set()
         self.verdict, self.scans = None, 0
+        # All devices of which anything was ever said.
+        self.ever = set()
         log = self.paths.dev / "kmsg"
         self.monitor = HealthMonitor(
             self.session,
@@ -69,6 +72,7 @@ class Watched:
     def _told(self, verdict, _changes):
         with self.changed:
             self.verdict = verdict
+            self.ever |= set(verdict.marks)
             self.changed.notify_all()
 
     def marks(self):
@@ -239,6 +243,25 @@ def test_stopping_leaves_no_thread(watch):
     assert {each.name for each in made} == names
     on.monitor.stop(timeout_seconds=60)
     assert not [each for each in made if each.is_alive()]
+
+
+def test_an_answer_that_comes_when_the_gpu_is_back_from_a_virtual_machine_is_not_held_against_it(watch):
+    on = watch("l40s-x4", deadline_seconds=60.0)
+    uuid = next(gpu.uuid for gpu in on.inventory.gpus if gpu.minor == 1)
+    on.control.set_fault("nvmlDeviceGetFieldValues", gpu=1, error="GPU_IS_LOST", hang=True, times=1)
+    on.until(lambda: on.control.state.faults[0].times == 0, "the GPU is asked")
+    whole = on.inventory
+    rest = replace(whole, gpus=tuple(gpu for gpu in whole.gpus if gpu.uuid != uuid))
+    on.away.add(uuid)
+    on.inventory = rest
+    on.monitor.inventory_changed(rest, diff(whole, rest))
+    on.away.clear()
+    on.inventory = whole
+    on.monitor.inventory_changed(whole, diff(rest, whole))
+    on.control.clear()
+    on.control.lose_gpu(2, xid=None)
+    on.wait_marks(gpu_2={("gpu-lost", "NoSchedule", "")})
+    assert on.ever == {"gpu-2"}
 
 
 def test_a_gpu_that_is_passed_through_is_not_ill(watch):

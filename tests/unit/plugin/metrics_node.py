@@ -10,7 +10,7 @@ from dra.api.claim import AllocatedDevice, ClaimRef, Consumer
 from dra.health.feed import DeviceCondition
 from dra.host.cgroups import command_of, place_of
 from dra.host.paths import HostPaths
-from dra.inventory.sampling import Sampler
+from dra.inventory.sampling import Sampler, Snapshot
 from dra.inventory.scan import Scanner
 from dra.nvml.node import session_of
 from dra.plugin.metrics import DeviceCollector
@@ -22,6 +22,13 @@ from dra.values import Quantity
 
 SERIES = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
 LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+class PatientSampler(Sampler):
+    """Waits for the whole round, however busy the machine is: a scrape that gives up leaves a round under way."""
+
+    def sample(self, *, wait_seconds: float = 60.0) -> Snapshot:
+        return super().sample(wait_seconds=wait_seconds)
 
 
 class MetricsNode:
@@ -36,11 +43,12 @@ class MetricsNode:
         self.inventory = self.scanner.scan()
         self.records: dict[str, Record] = {}
         self.conditions: list[DeviceCondition] = []
-        self.sampler = Sampler(
+        self.sampler = PatientSampler(
             self.session,
             lambda: self.inventory,
             held=lambda: [r.device for record in self.records.values() for r in record.results],
             min_interval_seconds=min_interval_seconds,
+            call_seconds=60.0,
         )
         self.registry = Registry()
         self.registry.add(

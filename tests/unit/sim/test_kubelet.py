@@ -25,6 +25,7 @@ from dra.plugin.endpoint import Endpoint
 from dra.plugin.server import UnixServer, build_server
 from dra.plugin.sockets import plan_sockets
 from dra.sim.kubelet import KubeletVersion, PrepareError, SimKubelet, Timings, UnprepareError
+from dra.sim.kubelet.registry import find_sockets
 
 DRIVER = "gpu.nvidia.com"
 FAST = Timings(scan=0.02, first_back_off=0.05, wipe_delay=0.2, health_retry=0.1, reconcile=3600)
@@ -283,6 +284,39 @@ def test_a_restarted_kubelet_finds_the_running_plugin(world):
     first.wait_registered(DRIVER)
     first.stop()
     assert world.kubelet().wait_registered(DRIVER)
+
+
+def test_an_instance_dialled_just_when_its_socket_was_replaced_is_waited_for_until_it_is_registered_anew(
+    world, monkeypatch
+):
+    world.plugin()
+    rounds = []
+
+    def look(directory):
+        found = find_sockets(directory)
+        rounds.append(found)
+        # The first round saw what stood there before.
+        return found if len(rounds) > 1 else dict.fromkeys(found, (0, 0, 0))
+
+    monkeypatch.setattr("dra.sim.kubelet.registry.find_sockets", look)
+    kubelet = world.kubelet()
+    connection = kubelet.wait_registered(DRIVER)
+    seen = len(rounds)
+    assert wait_for(lambda: len(rounds) > seen + 2)
+    assert kubelet.connection(DRIVER) is connection
+
+
+def test_another_instance_is_waited_for(world):
+    kubelet = world.kubelet()
+    old = world.plugin()
+    before = kubelet.wait_registered(DRIVER)
+    old.stop(grace_seconds=0)
+    with pytest.raises(TimeoutError):
+        kubelet.wait_registered(DRIVER, instead_of=before, timeout_seconds=0.1)
+    world.plugin()
+    after = kubelet.wait_registered(DRIVER, instead_of=before)
+    assert after is not before
+    assert kubelet.connection(DRIVER) is after
 
 
 def test_of_two_instances_the_latest_is_called_and_after_its_end_the_other(world):
