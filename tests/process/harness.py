@@ -37,7 +37,7 @@ from tests.process.invariants import check_exclusive, check_files
 DRIVER = "gpu.nvidia.com"
 NODE = "node-a"
 RESOURCE_API = "/apis/resource.k8s.io/v1"
-FAST = Timings(scan=0.05, first_back_off=0.1, health_retry=0.2, reconcile=3600, call=10)
+FAST = Timings(scan=0.05, first_back_off=0.1, health_retry=0.2, reconcile=3600)
 
 
 def wait_until(condition: Callable[[], Any], *, seconds: float = 60.0, what: str = "") -> Any:

@@ -12,7 +12,7 @@ XID, LOST, ECC = "gpu.nvidia.com/xid", "gpu.nvidia.com/gpu-lost", "gpu.nvidia.co
 SOON = {
     "dra.health.monitor:HealthMonitor.check_seconds": 0.5,
     "dra.health.monitor:HealthMonitor.fast_seconds": 0.1,
-    "dra.health.monitor:HealthMonitor.deadline_seconds": 2.0,
+    "dra.health.monitor:HealthMonitor.deadline_seconds": 4.0,
     "dra.health.monitor:HealthMonitor.rescan_seconds": 0.5,
     "dra.health.book:HealthBook.clear_seconds": 0.2,
     "dra.health.book:HealthBook.flap_seconds": 0.0,

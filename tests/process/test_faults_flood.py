@@ -93,7 +93,7 @@ def test_floods_are_bounded_the_kubelet_is_served_and_all_is_given_back(node):
         began = time.monotonic()
         assert [entry.error for entry in call(connection.prepare, claims)] == [""] * 4
         assert [entry.error for entry in call(connection.unprepare, claims)] == [""] * 4
-        assert time.monotonic() - began < 10  # some ten milliseconds where nobody else is busy
+        assert time.monotonic() - began < 30  # some ten milliseconds where nobody else is busy
         with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=60) as answer:
             assert b"dra_node_info" in answer.read()
         assert daemon.probe("liveness") == (HealthCheckResponse.SERVING, "")

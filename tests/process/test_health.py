@@ -62,7 +62,7 @@ def test_xid_79_on_one_gpu_of_eight(node):
     )
     assert device_status(node, "c")["Ready"] == ("True", "Prepared")
 
-    assert daemon.terminate(within_seconds=15) == 0
+    assert daemon.terminate(within_seconds=45) == 0
     # While no driver runs: NVML tells it to nobody, and asks for nothing afterwards.
     control.push_xid(6, 31)
     daemon = node.daemon("--mig-mode=static", periods=SOON)
@@ -99,7 +99,7 @@ def watched():
         "--additional-xids-to-ignore=48",
     )
     yield node, daemon, kubelet
-    assert daemon.terminate(within_seconds=15) == 0
+    assert daemon.terminate(within_seconds=45) == 0
     node.close()
 
 
@@ -179,7 +179,7 @@ def test_a_gpu_that_hangs_is_unhealthy_and_others_are_prepared(well):
     began = time.monotonic()
     (entry,) = call(connection.prepare, [claim])
     assert entry.devices, entry.error
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15  # what is called hung after 15 s is not waited for
     # News of others come on time.
     control.push_xid(6, 95)
     wait_until(lambda: taints(node).get("gpu-6") == {XID: ("95", "NoSchedule")}, what="another GPU's XID")
@@ -193,7 +193,7 @@ def test_a_gpu_that_hangs_is_unhealthy_and_others_are_prepared(well):
     began = time.monotonic()
     (entry,) = call(connection.prepare, [claim])
     assert entry.devices, entry.error
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15  # what is called hung after 15 s is not waited for
     call(connection.unprepare, [claim])
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 
 from dra.sim.kubelet import PrepareError, UnprepareError
 from dra.sim.tree.proc import compute_instance_minor, gpu_instance_minor
-from tests.process.harness import DRIVER, FAST, wait_until
+from tests.process.harness import DRIVER, wait_until
 from tests.process.invariants import published
 
 
@@ -185,7 +184,7 @@ def test_a_layout_by_hand_that_a_reboot_took_is_told_and_only_made_again_where_t
 )
 @pytest.mark.fault("F29")
 def test_fifty_six_pods_with_partitions_start_while_each_nvml_call_takes_200_ms(node):
-    kubelet = node.kubelet(timings=replace(FAST, call=45.0))
+    kubelet = node.kubelet()
     daemon = node.daemon()
     connection = kubelet.wait_registered(DRIVER, timeout_seconds=60)
     node.wait_published()
