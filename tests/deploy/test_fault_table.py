@@ -37,13 +37,12 @@ def test_every_fault_is_shown_by_a_test(table):
 
 def test_markers_are_found_as_pytest_finds_them(table):
     """Read from the source: a list, a number in a variable or a marker on a module would be overlooked."""
+    found = {each for tests in table.shown_by().values() for each in tests}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
         if path.name == "test_fault_table.py" or "mark.fault" not in text:
             continue
         name = str(path.relative_to(ROOT / "tests"))
         marks = text.count("mark.fault(")
-        functions = {
-            each for tests in table.shown_by().values() for each in tests if each.startswith(f"{name}::")
-        }
+        functions = {each for each in found if each.startswith(f"{name}::")}
         assert len(functions) == marks == text.count("@pytest.mark.fault("), name
