@@ -55,7 +55,6 @@ class CallEstimator:
     # -- lists and sets
 
     def _list_call(self, node: Call, overload: str) -> Estimate | None:
-
         target = node.target
         if overload == "lists_range":
             return self._allocates(1.0, _fixed(_literal(node.args[0], MAX)))
@@ -83,13 +82,11 @@ class CallEstimator:
         return None
 
     def _allocates(self, factor: float, size: Range) -> Estimate:
-
         return size.scaled(factor).plus(Range(11, 11)), size
 
     # -- Kubernetes' libraries
 
     def _kubernetes(self, node: Call, overload: str) -> Estimate | None:
-
         name, target, args = node.name, node.target, node.args
         if name == "includes":
             return Range(48, 48), None
@@ -128,7 +125,6 @@ class CallEstimator:
         return None
 
     def _traversal(self, target: Node) -> Estimate:
-
         params = (target.kind or t.DYN).params
         if not params:
             return self.size(target).scaled(SCAN), None
@@ -138,12 +134,10 @@ class CallEstimator:
         return self.size(target).times(each), None
 
     def _element_size(self, target: Node) -> Range:
-
         path = self.known.path(target)
         return (self.known.sizes_at((*path, "@items")) if path else None) or UNKNOWN
 
     def _replaced(self, target: Node, args: list[Node]) -> Range:
-
         text, old, new = self.size(target), self.size(args[0]), self.size(args[1])
         if old.low == 0:
             most, kept_most = min(text.high + 1, MAX), text.high
@@ -160,7 +154,6 @@ class CallEstimator:
         return Range(least, most).times(new).plus(Range(kept_least, kept_most))
 
     def _join(self, target: Node, args: list[Node]) -> Estimate:
-
         count = self.size(target)
         size = count.times(self._element_size(target)) if (target.kind or t.DYN).params else ZERO
         if args:
@@ -169,7 +162,6 @@ class CallEstimator:
         return size.scaled(SCAN), size
 
     def _contains(self, overload: str, arg: Node) -> Range:
-
         address = Range(4, 16)
         cost = address.plus(address).scaled(SCAN)
         if overload.startswith("cidr_contains_cidr"):
@@ -179,7 +171,6 @@ class CallEstimator:
         return cost
 
     def _equality(self, left: Node, right: Node) -> Estimate | None:
-
         kind = left.kind or t.DYN
         if kind != right.kind:
             return None
@@ -195,7 +186,6 @@ class CallEstimator:
     # -- the standard library
 
     def _standard(self, node: Call, overload: str, costs: Sequence[Range], arguments: Range) -> Estimate:
-
         target, args = node.target, node.args
         match overload:
             case "string_format" if target is not None:

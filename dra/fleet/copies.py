@@ -87,7 +87,9 @@ class Copies:
                 raise error
             if self._ending.wait(_LOOK_SECONDS):
                 raise KubeError(
-                    "DRA-FLEET-ENDING", f"{resource.plural} were not read before this replica stopped leading"
+                    "DRA-FLEET-ENDING",
+                    f"{resource.plural} were not read before this replica stopped leading",
+                    remedy="Nothing is to do: the replica that leads next reads them.",
                 )
 
     def now(self, resource: Resource) -> tuple[Json, ...]:
