@@ -6,7 +6,7 @@ import argparse
 import os
 import socket
 
-from dra.cli.common_flags import Subparsers, add_log_arguments
+from dra.cli.common_flags import Subparsers, add_log_arguments, add_setting
 from dra.cli.service import configure_log, serve
 
 
@@ -20,28 +20,20 @@ def add_parser(subparsers: Subparsers) -> None:
         "names any more; makes DeviceClasses of the MIG profiles and shared cards that are published; counts in the "
         "status of policies what nodes say of them. Several replicas may run; a Lease decides which one works.",
     )
-    parser.add_argument(
-        "--namespace",
-        default=env.get("NAMESPACE") or "dra-driver-nvidia-gpu",
-        help="of the Lease [NAMESPACE]",
-    )
-    parser.add_argument("--lease", default=env.get("LEASE") or "dra-fleet", help="name of the Lease [LEASE]")
-    parser.add_argument(
-        "--identity", default=env.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}",
-        help="who holds the Lease; differs between replicas [POD_NAME]",
+    add_setting(parser, env, "--namespace", "dra-driver-nvidia-gpu", "of the Lease")
+    add_setting(parser, env, "--lease", "dra-fleet", "name of the Lease")
+    add_setting(
+        parser, env, "--identity", f"{socket.gethostname()}-{os.getpid()}",
+        "who holds the Lease; differs between replicas", variable="POD_NAME",
     )  # fmt: skip
-    parser.add_argument(
-        "--kubeconfig",
-        default=env.get("KUBECONFIG") or "",
-        help="kubeconfig (default: the pod's service account) [KUBECONFIG]",
-    )
-    parser.add_argument(
-        "--healthcheck-port", type=int, default=env.get("HEALTHCHECK_PORT") or "-1", metavar="PORT",
-        help="TCP port of /healthz and /readyz; negative: none [HEALTHCHECK_PORT]",
+    add_setting(parser, env, "--kubeconfig", "", "kubeconfig (default: the pod's service account)")
+    add_setting(
+        parser, env, "--healthcheck-port", "-1", "TCP port of /healthz and /readyz; negative: none",
+        read=int, metavar="PORT",
     )  # fmt: skip
-    parser.add_argument(
-        "--collect-after", type=float, default=env.get("COLLECT_AFTER") or "600", metavar="SECONDS",
-        help="how long a template that no pod names is kept (default 600) [COLLECT_AFTER]",
+    add_setting(
+        parser, env, "--collect-after", "600", "how long a template that no pod names is kept (default 600)",
+        read=float, metavar="SECONDS",
     )  # fmt: skip
     add_log_arguments(parser, env)
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dra.cli.common_flags import Subparsers, add_log_arguments
+from dra.cli.common_flags import Subparsers, add_log_arguments, add_setting
 from dra.cli.service import configure_log, serve
 
 if TYPE_CHECKING:
@@ -27,28 +27,26 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Checks claims, templates and DeviceClasses when they are written, and turns fractions of GPUs "
         "(nvidia.com/gpu: 0.2) into claims, where a namespace or an object asks for it.",
     )
-    parser.add_argument(
-        "--port", type=int, default=env.get("PORT") or "8443", help="TCP port (default 8443) [PORT]"
-    )
-    parser.add_argument(
-        "--tls-cert-file", default=env.get("TLS_CERT_FILE") or "/certs/tls.crt", metavar="FILE",
-        help="certificate in PEM; it is loaded again when it changes (default /certs/tls.crt) [TLS_CERT_FILE]",
+    add_setting(parser, env, "--port", "8443", "TCP port (default 8443)", read=int)
+    add_setting(
+        parser, env, "--tls-cert-file", "/certs/tls.crt",
+        "certificate in PEM; it is loaded again when it changes (default /certs/tls.crt)", metavar="FILE",
     )  # fmt: skip
-    parser.add_argument(
-        "--tls-private-key-file", default=env.get("TLS_PRIVATE_KEY_FILE") or "/certs/tls.key", metavar="FILE",
-        help="its key (default /certs/tls.key) [TLS_PRIVATE_KEY_FILE]",
+    add_setting(
+        parser, env, "--tls-private-key-file", "/certs/tls.key", "its key (default /certs/tls.key)", metavar="FILE"
     )  # fmt: skip
-    parser.add_argument(
-        "--gpu-resources", default=env.get("GPU_RESOURCES") or "nvidia.com/gpu", metavar="NAMES",
-        help="resources of which a fraction is a share of a card (default nvidia.com/gpu) [GPU_RESOURCES]",
+    add_setting(
+        parser, env, "--gpu-resources", "nvidia.com/gpu",
+        "resources of which a fraction is a share of a card (default nvidia.com/gpu)", metavar="NAMES",
     )  # fmt: skip
-    parser.add_argument(
-        "--memory-resources", default=env.get("MEMORY_RESOURCES") or "nvidia.com/gpumem", metavar="NAMES",
-        help="resources that are GPU memory, in MiB without suffix (default nvidia.com/gpumem) [MEMORY_RESOURCES]",
+    add_setting(
+        parser, env, "--memory-resources", "nvidia.com/gpumem",
+        "resources that are GPU memory, in MiB without suffix (default nvidia.com/gpumem)", metavar="NAMES",
     )  # fmt: skip
-    parser.add_argument(
-        "--shares-per-card", type=int, default=env.get("SHARES_PER_CARD") or "100", metavar="N",
-        help="into how many shares the fleet's shared cards are cut: --sharing N of the plugin (default 100) [SHARES_PER_CARD]",
+    add_setting(
+        parser, env, "--shares-per-card", "100",
+        "into how many shares the fleet's shared cards are cut: --sharing N of the plugin (default 100)",
+        read=int, metavar="N",
     )  # fmt: skip
     add_log_arguments(parser, env)
 
