@@ -122,7 +122,11 @@ def find_conflict(
             continue
         if hold.device == result.device and _are_shares(hold.share_id, result.share_id):
             continue
-        if wanted.overlaps(footprint(hold.device, inventory)) or _was(hold, wanted, inventory):
+        if (
+            wanted.overlaps(footprint(hold.device, inventory))
+            or _was(hold, wanted, inventory)
+            or _is_group_mate(hold, result, inventory)
+        ):
             return hold
     return None
 
@@ -137,6 +141,17 @@ def _was(hold: Hold, wanted: Footprint, inventory: Inventory) -> bool:
         return False
     now = next((gpu for gpu in inventory.gpus if gpu.minor == name.minor), None)
     return now is None or str(now.pci_address) == hold.pci
+
+
+def _is_group_mate(hold: Hold, result: AllocatedDevice, inventory: Inventory) -> bool:
+    """Whether both are functions of one IOMMU group: who has the group's node reaches all of its functions.
+
+    Source: kernel documentation, driver-api/vfio: the group is the smallest set that can be kept apart.
+    """
+    one, other = function_of(hold.device, inventory), function_of(result.device, inventory)
+    return (
+        one is not None and other is not None and one != other and one.iommu_group == other.iommu_group
+    )
 
 
 def _are_shares(one: str | None, other: str | None) -> bool:
@@ -160,6 +175,8 @@ def check_exclusive(
         if hold is None:
             continue
         part = "" if hold.device == result.device else f" (as {hold.device})"
+        if _is_group_mate(hold, result, inventory):
+            part = f", with all of its IOMMU group (through {hold.device}),"
         raise DeviceError(
             "DRA-DEVICE-HELD",
             f"device {result.device} is held{part} by {hold.holder}",

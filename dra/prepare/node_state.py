@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from dra.api.claim import AllocatedDevice, ClaimRef
 from dra.inventory.model import Inventory
-from dra.inventory.names import GpuName, parse_vfio_name
+from dra.inventory.names import GpuName, VfioName
 from dra.prepare.cdi_files import CdiFiles
 from dra.prepare.devices import is_mig
 from dra.prepare.effects import EffectCatalog, Revive, WriteCdi
@@ -25,7 +25,7 @@ from dra.prepare.model import Notice
 from dra.prepare.passthrough.effect import BindVfio
 from dra.prepare.passthrough.marks import PassthroughMarks
 from dra.prepare.passthrough.model import KIND as VFIO_KIND
-from dra.prepare.passthrough.model import Before, is_passthrough
+from dra.prepare.passthrough.model import Before, function_of, is_passthrough
 from dra.prepare.record import Record
 from dra.prepare.setup import (
     MIG_WORK_SECONDS,
@@ -171,17 +171,18 @@ class NodeState:
 def gpus_to_lock(results: Sequence[AllocatedDevice], inventory: Inventory) -> list[str]:
     """Give the names of the locks of the GPUs that a claim takes; access for monitoring takes none.
 
-    A function that is passed through has two: its own, and that of the GPU that it is with NVIDIA's driver.
+    A function that is passed through has its own, that of the GPU that it is with NVIDIA's driver, and those of the other
+    functions of its IOMMU group, of which two claims must not take one each.
     """
     names = _own_locks(results)
     for result in results:
-        name = None if result.admin_access else parse_vfio_name(result.device)
-        if name is not None:
-            names += [
-                lock_name(str(GpuName(each.gpu_minor)))
-                for each in inventory.vfio
-                if each.index == name.index and each.gpu_minor is not None
-            ]
+        function = None if result.admin_access else function_of(result.device, inventory)
+        if function is None:
+            continue
+        if function.gpu_minor is not None:
+            names.append(lock_name(str(GpuName(function.gpu_minor))))
+        group = [each for each in inventory.vfio if each.iommu_group == function.iommu_group]
+        names += [lock_name(str(VfioName(each.index))) for each in group if each != function]
     return names
 
 

@@ -268,6 +268,36 @@ def test_a_function_that_came_back_a_moment_ago_is_looked_at_before_it_is_taken_
     assert node.hardware.persistence == {node.address(1): True}
 
 
+def test_the_functions_of_one_iommu_group_go_to_one_claim(node):
+    """Who has the node of a group reaches all of its functions: two claims would have each other's GPU."""
+    for index in (0, 1):
+        node.bus.device(node.address(index), driver="vfio-pci", group=30)
+    node.kernel.make_nodes()
+    node.look()
+    first, second = node.claim(1, "gpu-vfio-0"), node.claim(2, "gpu-vfio-1")
+    node.prepared(first)
+    error = node.refused(second)
+    assert (error.code, error.retryable, node.conflicts) == ("DRA-DEVICE-HELD", True, [first.uid])
+    assert "with all of its IOMMU group (through gpu-vfio-0)" in error.message
+    assert node.unprepare(first) is None
+    node.prepared(second)
+    assert node.unprepare(second) is None
+    both = node.claim(3, result("gpu-vfio-0", request="a"), result("gpu-vfio-1", request="b"))
+    node.prepared(both)
+    assert node.nodes(both) == {"": [], "gpu-vfio-0": ["/dev/vfio/30"], "gpu-vfio-1": ["/dev/vfio/30"]}
+
+
+def test_claims_of_one_iommu_group_are_prepared_one_after_the_other(node):
+    node.bus.device(node.address(0), driver="vfio-pci", group=30)
+    node.bus.device(node.address(1), group=30)
+    node.look()
+    free = []
+    names = ("gpu-vfio-0", "gpu-vfio-1", "gpu-vfio-2")
+    node.hardware.load = lambda _driver: free.extend(filter(node.the_engine.locks.remove_unused, names))
+    node.prepared(node.claim(1, "gpu-vfio-1"))
+    assert free == ["gpu-vfio-2"]
+
+
 def test_the_number_of_a_gpu_that_went_may_be_given_to_another(node):
     node.renderer = _AnyRenderer(node.renderer)
     node.restart()
