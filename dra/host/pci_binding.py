@@ -35,7 +35,8 @@ NVIDIA = "nvidia"
 _VENDOR = 0x10DE
 # VGA and 3D controllers; the rest of a card (audio, USB) is not what a claim asks for.
 _DISPLAY_CLASSES = (0x0300, 0x0302)
-_BRIDGE_BASE = 0x06
+# PCI-to-PCI bridges. Others of that base class (NVSwitches, host bridges) have drivers that keep a group from a guest.
+_BRIDGE_CLASSES = (0x0604, 0x0609)
 _VFIO_NAME = re.compile(r"(?:\w+[-_])?vfio[-_]pci", re.ASCII)
 # Drivers that the kernel lets stand beside a vfio driver in one IOMMU group: they start no transfers to memory.
 _HARMLESS = frozenset({"pci-stub", "pcieport"})
@@ -51,7 +52,7 @@ def is_vfio_driver(driver: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """Another function of an IOMMU group, which is no bridge; `driver` is empty where it has none."""
+    """Another function of an IOMMU group, which is no PCI-to-PCI bridge; `driver` is empty where it has none."""
 
     address: PciAddress
     driver: str
@@ -70,7 +71,7 @@ class PciFunction:
         address: where it is.
         driver: of the kernel, as `/sys/bus/pci/drivers` names it; empty: none.
         iommu_group: its number, which also names `/dev/vfio/<group>`; None without an IOMMU.
-        group_members: the other functions of that group without bridges, by address.
+        group_members: the other functions of that group without PCI-to-PCI bridges, by address.
         vfio_device: `vfio3` below `/dev/vfio/devices`, for IOMMUFD; empty where the kernel has it not, or it is not
             bound to a vfio driver.
         sriov_vfs: how many virtual functions are cut from it.
@@ -285,7 +286,7 @@ class PciBus:
                 with contextlib.suppress(ValueError):
                     other = PciAddress.parse(name)
                     directory = device_dir(self._paths, other)
-                    if other != address and _hex(directory / "class") >> 16 != _BRIDGE_BASE:
+                    if other != address and _hex(directory / "class") >> 8 not in _BRIDGE_CLASSES:
                         members.append(GroupMember(other, _driver(directory)))
         return tuple(sorted(members, key=lambda member: member.address))
 

@@ -46,13 +46,16 @@ def bus(node, kernel):
 def test_a_function_says_what_sysfs_says(node, bus):
     node.device(AUDIO, driver="snd_hda_intel", group=7, pci_class=0x040300)
     node.device(BRIDGE, driver="pcieport", group=7, pci_class=0x060400)
+    node.device(OTHER, driver="nvidia-nvswitch", group=7, pci_class=0x068000)
     (node.root / f"sys/bus/pci/devices/{GPU}/virtfn0").mkdir()
     audio = GroupMember(PciAddress.parse(AUDIO), "snd_hda_intel")
+    nvswitch = GroupMember(PciAddress.parse(OTHER), "nvidia-nvswitch")
+    assert nvswitch.in_the_way
     assert bus.function(ADDRESS) == PciFunction(
         ADDRESS,
         driver="nvidia",
         iommu_group=7,
-        group_members=(audio,),
+        group_members=(audio, nvswitch),
         sriov_vfs=1,
         vendor_id=0x10DE,
         device_id=0x2330,
