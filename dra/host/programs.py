@@ -31,11 +31,15 @@ _ENTER = "import os, sys; os.chroot(sys.argv[1]); os.chdir('/'); os.execv(sys.ar
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
-    """How a program ended. `status` is 127 where it could not be run, or did not end in time (`timed_out`)."""
+    """How a program ended. `status` is 127 where it could not be run, or did not end in time (`timed_out`).
+
+    `left`: the process, where not even being killed has ended it yet.
+    """
 
     status: int
     output: str = ""
     timed_out: bool = False
+    left: subprocess.Popen[bytes] | None = None
 
     @property
     def words(self) -> str:
@@ -131,7 +135,10 @@ def run_bounded(
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=_REAP_SECONDS)
-        return ProgramEnd(NOT_RUN, f"{command[0]} did not end within {seconds:g} s", timed_out=True)
+        return ProgramEnd(
+            NOT_RUN, f"{command[0]} did not end within {seconds:g} s", timed_out=True,
+            left=process if process.poll() is None else None,
+        )  # fmt: skip
     return ProgramEnd(process.returncode, output[:_OUTPUT_BYTES].decode("utf-8", "replace"))
 
 

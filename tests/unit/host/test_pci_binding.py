@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 
 import pytest
@@ -281,6 +282,29 @@ def test_a_write_that_the_kernel_keeps_is_left_behind(tmp_path):
     os.mkfifo(tmp_path / "unbind")
     kernel = RealKernel(HostPaths(host_root=tmp_path), write_seconds=0.3)
     assert kernel.write(tmp_path / "unbind", GPU) == "the kernel did not answer within 0.3 s"
+
+
+def test_a_write_that_hangs_in_the_kernel_is_not_begun_again_beside_itself(tmp_path, monkeypatch):
+    """Nothing ends a process that waits inside the kernel, as the one here that is not killed."""
+    monkeypatch.setattr("dra.host.programs.os.killpg", lambda *_: None)
+    monkeypatch.setattr("dra.host.programs._REAP_SECONDS", 0.0)
+    unbind = tmp_path / "unbind"
+    os.mkfifo(unbind)
+    kernel = RealKernel(HostPaths(host_root=tmp_path), write_seconds=0.3)
+    # What is asked of another function is not kept waiting by it.
+    for function in (GPU, OTHER):
+        assert "within 0.3 s" in kernel.write(unbind, function)
+    hanging = []
+    for function in (GPU, OTHER):
+        said = kernel.write(unbind, function)
+        assert "has not answered an earlier request" in said
+        hanging.append(int(re.search(r"\(process (\d+)\)", said)[1]))
+    # The devices are let go of: both come to their end, and the next is asked for as ever.
+    device = os.open(unbind, os.O_RDWR)
+    for process in hanging:
+        os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+    assert "earlier" not in kernel.write(unbind, GPU)
+    os.close(device)
 
 
 def test_a_node_without_modprobe_says_so(tmp_path):
