@@ -27,6 +27,7 @@ from dra.host.module_aliases import PLAIN_MODULE, aliases_file, best_vfio_module
 from dra.host.open_files import Holder, holders_of
 from dra.host.paths import HostPaths
 from dra.host.pci import device_dir, drm_nodes
+from dra.host.pci_attributes import count_in, driver_in, hex_in, iommu_group_in, vfio_device_in
 from dra.values import PciAddress
 
 __all__ = ["GroupMember", "Holder", "PciBus", "PciFunction", "is_vfio_driver"]
@@ -110,21 +111,25 @@ class PciBus:
     def function(self, address: PciAddress) -> PciFunction:
         """Give a function as it is now."""
         directory = device_dir(self._paths, address)
-        group = _iommu_group(directory)
+        group = iommu_group_in(directory)
         return PciFunction(
             address,
-            driver=_driver(directory),
+            driver=driver_in(directory),
             iommu_group=group,
             group_members=() if group is None else self._members(group, address),
-            vfio_device=_vfio_device(directory),
-            sriov_vfs=_count(directory, "virtfn"),
-            vendor_id=_hex(directory / "vendor"),
-            device_id=_hex(directory / "device"),
+            vfio_device=vfio_device_in(directory),
+            sriov_vfs=count_in(directory, "virtfn"),
+            vendor_id=hex_in(directory / "vendor"),
+            device_id=hex_in(directory / "device"),
         )
 
     def driver_of(self, address: PciAddress) -> str:
         """Give the driver that a function is bound to, empty for none. One look at a link."""
-        return _driver(device_dir(self._paths, address))
+        return driver_in(device_dir(self._paths, address))
+
+    def is_there(self, address: PciAddress) -> bool:
+        """Whether the bus has such a function at all."""
+        return device_dir(self._paths, address).exists()
 
     def functions(self) -> tuple[PciFunction, ...]:
         """Give the GPUs: NVIDIA's display functions by address, bound to whatever, without virtual functions.
@@ -219,7 +224,7 @@ class PciBus:
                 driver=driver,
             )
         directory = device_dir(self._paths, address)
-        held_by = _driver(directory)
+        held_by = driver_in(directory)
         if held_by != name:
             # First of all: nothing else may take the function in between.
             self._write(address, directory / "driver_override", f"{name}\n", f"choose {name}")
@@ -239,7 +244,7 @@ class PciBus:
             HostError: DRA-VFIO-BIND.
         """
         directory = device_dir(self._paths, address)
-        held_by = _driver(directory)
+        held_by = driver_in(directory)
         if held_by:
             self._write(address, directory / "driver/unbind", str(address), f"take it from {held_by}")
         self._write(address, directory / "driver_override", "\n", "let any driver have it again")
@@ -259,7 +264,7 @@ class PciBus:
 
     def _wait_for(self, address: PciAddress, driver: str) -> None:
         end = time.monotonic() + _SETTLE_SECONDS
-        while (found := _driver(device_dir(self._paths, address))) != driver:
+        while (found := driver_in(device_dir(self._paths, address))) != driver:
             if time.monotonic() > end:
                 raise HostError(
                     "DRA-VFIO-BIND",
@@ -286,14 +291,14 @@ class PciBus:
                 with contextlib.suppress(ValueError):
                     other = PciAddress.parse(name)
                     directory = device_dir(self._paths, other)
-                    if other != address and _hex(directory / "class") >> 8 not in _BRIDGE_CLASSES:
-                        members.append(GroupMember(other, _driver(directory)))
+                    if other != address and hex_in(directory / "class") >> 8 not in _BRIDGE_CLASSES:
+                        members.append(GroupMember(other, driver_in(directory)))
         return tuple(sorted(members, key=lambda member: member.address))
 
     def _is_gpu(self, directory: Path) -> bool:
         return (
-            _hex(directory / "vendor") == _VENDOR
-            and _hex(directory / "class") >> 8 in _DISPLAY_CLASSES
+            hex_in(directory / "vendor") == _VENDOR
+            and hex_in(directory / "class") >> 8 in _DISPLAY_CLASSES
             and not (directory / "physfn").exists()
         )
 
@@ -314,43 +319,3 @@ class PciBus:
             return None
         match = re.search(r"^Device Minor:\s*(\d+)", text, re.MULTILINE)
         return int(match[1]) if match else None
-
-
-def _driver(directory: Path) -> str:
-    try:
-        return (directory / "driver").readlink().name
-    except OSError:
-        return ""
-
-
-def _iommu_group(directory: Path) -> int | None:
-    """Give the number of the group; None without one, or where the kernel only pretends (no-IOMMU mode of vfio)."""
-    try:
-        group = (directory / "iommu_group").readlink().name
-    except OSError:
-        return None
-    with contextlib.suppress(OSError):
-        if "noiommu" in (directory / "iommu_group/name").read_text(encoding="ascii", errors="replace"):
-            return None
-    return int(group) if group.isdigit() else None
-
-
-def _vfio_device(directory: Path) -> str:
-    """Give the device of IOMMUFD; without a number of its own (`dev`) there is no node for it."""
-    with contextlib.suppress(OSError):
-        names = sorted(os.listdir(directory / "vfio-dev"))  # noqa: PTH208
-        return next((name for name in names if (directory / "vfio-dev" / name / "dev").exists()), "")
-    return ""
-
-
-def _count(directory: Path, prefix: str) -> int:
-    with contextlib.suppress(OSError):
-        return sum(name.startswith(prefix) for name in os.listdir(directory))  # noqa: PTH208
-    return 0
-
-
-def _hex(path: Path) -> int:
-    try:
-        return int(path.read_text(encoding="ascii"), 16)
-    except (OSError, ValueError):
-        return 0

@@ -36,11 +36,13 @@ class PassedThrough:
         self._addresses |= {gpu.uuid: gpu.pci_address for gpu in inventory.gpus}
 
     def __contains__(self, gpu_uuid: str) -> bool:
-        """Whether a GPU is away, or a claim has it that will take it away."""
+        """Whether a GPU is away, or a claim has it that will take it away. One that the bus has no more is lost."""
         address = self._addresses.get(gpu_uuid)
         if address is None:
             return False
-        return self._bus.driver_of(address) != NVIDIA or self._names.get(address) in self._in_use()
+        if self._names.get(address) in self._in_use():
+            return True
+        return self._bus.driver_of(address) != NVIDIA and self._bus.is_there(address)
 
     def layout(self) -> object:
         """Give which drivers have the GPUs that can be passed through, and what claims hold; only compared."""

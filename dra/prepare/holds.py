@@ -149,9 +149,7 @@ def _is_group_mate(hold: Hold, result: AllocatedDevice, inventory: Inventory) ->
     Source: kernel documentation, driver-api/vfio: the group is the smallest set that can be kept apart.
     """
     one, other = function_of(hold.device, inventory), function_of(result.device, inventory)
-    return (
-        one is not None and other is not None and one != other and one.iommu_group == other.iommu_group
-    )
+    return one is not None and other is not None and one != other and one.iommu_group == other.iommu_group
 
 
 def _are_shares(one: str | None, other: str | None) -> bool:
