@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dra.errors import DraError
 from dra.prepare.passthrough import errors
-from dra.prepare.passthrough.marks import PassthroughMarks
+from dra.prepare.passthrough.marks import PassthroughMarks, mark_of
 from dra.prepare.passthrough.model import KIND, NVIDIA, Before, PassthroughNode, Patience
 from dra.telemetry.log import error_fields, get_logger
 from dra.values import PciAddress
@@ -21,7 +21,9 @@ from dra.values import PciAddress
 if TYPE_CHECKING:
     from dra.host.pci_binding import PciFunction
 
+# A look goes through the open files of all processes: the longer one of them has it open, the less often.
 _LOOK_SECONDS = 0.1
+_LONGEST_LOOK_SECONDS = 1.0
 NO_DRIVER = "DRA-VFIO-NO-DRIVER"
 
 log = get_logger()
@@ -70,9 +72,8 @@ class BindVfio:
         patience: Patience | None = None,
     ) -> BindVfio:
         """Make the effect that gives the function back."""
-        before = Before.of(args.get("outcome") or {})
-        address = PciAddress.parse(str(args["pci"]))
-        return cls(node, str(args["device"]), address, before=before, marks=marks, patience=patience)
+        told = mark_of(args, args.get("outcome") or {})
+        return cls(node, told.device, told.address, before=told.before, marks=marks, patience=patience)
 
     @property
     def outcome(self) -> Mapping[str, Any]:
@@ -104,9 +105,7 @@ class BindVfio:
             self._set_persistence(on=False)
         self._wait_until_free()
         self.changed = True
-        with self._node.let_go(self.address):
-            self._check_free(seconds=0)
-            self._bind(driver)
+        self._bind(driver, away_from=function.driver)
         log.info(
             "gpu_bound", device=self.device, pci=str(self.address), driver=driver, before=function.driver
         )
@@ -132,7 +131,7 @@ class BindVfio:
             if mark is None or not mark.may_still_go(function):
                 self._marks.forget(self.device)
 
-    def _bind(self, driver: str) -> None:
+    def _tell_kernel(self, driver: str) -> None:
         try:
             self._node.bind(self.address, driver)
         except DraError:
@@ -147,7 +146,7 @@ class BindVfio:
             self._wait_until_free()
         try:
             # Also where it is bound so: a crash may have left the override that holds it there.
-            self._node.bind(self.address, wanted)
+            self._bind(wanted, away_from=function.driver)
         except DraError as error:
             if error.code != NO_DRIVER:
                 raise
@@ -160,6 +159,15 @@ class BindVfio:
             log.info(
                 "gpu_bound", device=self.device, pci=str(self.address), driver=wanted, before=function.driver
             )
+
+    def _bind(self, driver: str, *, away_from: str) -> None:
+        """Bind it; what this process has open through NVIDIA's driver is let go of for that."""
+        if away_from != NVIDIA or driver == NVIDIA:
+            self._tell_kernel(driver)
+            return
+        with self._node.let_go(self.address):
+            self._check_free(seconds=0)
+            self._tell_kernel(driver)
 
     def _check(self, function: PciFunction) -> None:
         if function.iommu_group is None:
@@ -176,12 +184,13 @@ class BindVfio:
     def _wait_until_free(self) -> None:
         """Wait until nobody has the function open. Raises DeviceError: DRA-VFIO-IN-USE."""
         patience = self._patience
-        end = patience.clock() + patience.seconds
+        end, pause = patience.clock() + patience.seconds, _LOOK_SECONDS
         while self._node.holders(self.address):
             if patience.clock() >= end:
                 self._check_free(seconds=patience.seconds)
                 return
-            patience.sleep(_LOOK_SECONDS)
+            patience.sleep(pause)
+            pause = min(2 * pause, _LONGEST_LOOK_SECONDS)
 
     def _check_free(self, *, seconds: float) -> None:
         if holders := self._node.holders(self.address):

@@ -45,6 +45,18 @@ def wrong_driver(device: str, function: PciFunction) -> DeviceError:
     )
 
 
+def moved(device: str, was: PciAddress, now: PciAddress) -> DeviceError:
+    """Give the error of a name that stands for another function than when the claim was prepared."""
+    return DeviceError(
+        "DRA-VFIO-MOVED",
+        f"device {device} was PCI {was} when this claim was prepared and is PCI {now} now: a GPU before it on the bus was "
+        "removed or added",
+        remedy="Delete the pod, so that it gets a device anew; what it has is given back then.",
+        retryable=True,
+        device=device,
+    )
+
+
 def no_iommu_group(device: str, function: PciFunction) -> DeviceError:
     """Give the error of a function without IOMMU group."""
     return DeviceError(

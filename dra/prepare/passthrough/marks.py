@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dra.prepare.mark_files import MarkFiles
 from dra.prepare.passthrough.model import Before
@@ -41,6 +41,11 @@ class PassthroughMark:
         return self.hanging and function.driver == self.before.driver
 
 
+def mark_of(args: Mapping[str, Any], outcome: Mapping[str, Any]) -> PassthroughMark:
+    """Read what a journal says: the effect's arguments, and what came of it. Raises KeyError, ValueError."""
+    return PassthroughMark(str(args["device"]), PciAddress.parse(str(args["pci"])), Before.of(outcome))
+
+
 class PassthroughMarks:
     """The marks of one node. Thread-safe; written under the lock of the device only. Never raises: the records tell too.
 
@@ -67,10 +72,8 @@ class PassthroughMarks:
         for name, content in self._files.read(devices):
             with contextlib.suppress(KeyError, TypeError, ValueError):
                 if content["device"] == name:
-                    address = PciAddress.parse(str(content["pci"]))
-                    found[name] = PassthroughMark(
-                        name, address, Before.of(content), hanging=bool(content.get("hanging"))
-                    )
+                    mark = mark_of(content, content)
+                    found[name] = replace(mark, hanging=bool(content.get("hanging")))
         return found
 
     def clear_old(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from prepare_fakes import GROUP_VERSION, FakeRenderer, Killed, opaque, result, w
 
 from dra.host.open_files import Holder
 from dra.prepare import steps
+from dra.prepare.passthrough.model import Patience
 
 
 @pytest.fixture
@@ -66,6 +68,16 @@ def test_a_function_that_was_on_vfio_before_is_left_there(node):
     assert (node.kernel.writes, node.hardware.persistence, node.marks()) == (writes, {}, [])
 
 
+def test_a_function_that_was_taken_from_vfio_by_hand_meanwhile_is_let_go_of_by_this_process_too(node):
+    """Its session of NVML has the GPU open by then, and the kernel would wait for it."""
+    node.bind_by_hand(1, "vfio-pci")
+    ref = node.claim(1, "gpu-vfio-1")
+    node.prepared(ref)
+    node.bind_by_hand(1, "nvidia")
+    assert node.unprepare(ref) is None
+    assert (node.driver(1), node.hardware.let_go_of) == ("vfio-pci", [node.address(1)])
+
+
 def test_the_variant_of_the_kernel_that_fits_the_device_is_loaded_and_bound(node):
     """Grace Blackwell needs nvgrace_gpu_vfio_pci."""
     node.bus.aliases("alias vfio_pci:v000010DEd00002330sv*sd*bc*sc*i* nvgrace_gpu_vfio_pci\n")
@@ -112,6 +124,16 @@ def test_processes_that_have_the_gpu_open_are_named_and_it_stays_where_it_was(no
     node.hardware.users.clear()
     node.prepared(ref)
     assert node.driver(0) == "vfio-pci"
+
+
+def test_all_processes_are_looked_through_a_few_times_only(node):
+    pauses = []
+    node.ports["patience"] = Patience(12.0, clock=lambda: sum(pauses), sleep=pauses.append)
+    node.restart()
+    node.hardware.users[node.address(0)] = [Holder(4711, "dcgm-exporter")]
+    assert node.refused(node.claim(1, "gpu-vfio-0")).code == "DRA-VFIO-IN-USE"
+    assert pauses[0] == pytest.approx(0.1)
+    assert len(pauses) < 20
 
 
 def test_a_process_that_goes_while_it_is_waited_for_costs_nothing_but_time(node):
@@ -356,6 +378,38 @@ class _AnyRenderer:
 
 
 # -- what a claim may say --------------------------------------------------------------------------------
+
+
+def _remove_the_first_gpu(node):
+    """As `echo 1 > remove` does with a broken one: the others move up."""
+    shutil.rmtree(node.bus.root / f"sys/bus/pci/devices/{node.address(0)}")
+    node.look()
+
+
+def test_a_name_that_stands_for_another_gpu_meanwhile_takes_it_from_nobody(node):
+    ref = node.claim(1, "gpu-vfio-1")
+    node.prepared(ref)
+    _remove_the_first_gpu(node)
+    error = node.refused(ref)
+    assert (error.code, error.retryable) == ("DRA-VFIO-MOVED", True)
+    assert node.address(1) in error.message
+    assert node.address(2) in error.message
+    assert [node.driver(index) for index in (1, 2)] == ["vfio-pci", "nvidia"]
+    assert node.unprepare(ref) is None
+    assert [node.driver(index) for index in (1, 2)] == ["nvidia", "nvidia"]
+
+
+def test_a_mark_of_a_gpu_that_is_no_more_says_nothing_of_the_one_that_has_its_name(node):
+    lost = node.claim(1, "gpu-vfio-0")
+    node.prepared(lost)
+    node.record_file(lost).unlink()
+    node.bind_by_hand(1, "vfio-pci")
+    _remove_the_first_gpu(node)
+    node.restart()
+    ref = node.claim(2, "gpu-vfio-0")
+    node.prepared(ref)
+    assert node.unprepare(ref) is None
+    assert node.driver(1) == "vfio-pci"
 
 
 def test_a_claim_of_both_kinds_is_refused_for_good_and_nothing_is_touched(node):
