@@ -185,7 +185,7 @@ def _policies_in(files: list[str]) -> list[dict[str, Any]]:
 
     manifests, findings, _ = read_manifests(files)
     for finding in findings:
-        raise ConfigError("DRA-POLICY-FILE", str(finding.message), remedy="Mend the file.")
+        raise ConfigError("DRA-POLICY-FILE", finding.told(), remedy="Mend the file.")
     found = [manifest.value for manifest in manifests if manifest.value.get("kind") == "GpuNodePolicy"]
     if files and not found:
         raise ConfigError(
@@ -202,7 +202,7 @@ def _from_mig_parted(args: argparse.Namespace) -> int:
 
     manifests, findings, _ = read_manifests([args.file])
     for finding in findings:
-        raise ConfigError("DRA-MIG-PARTED", str(finding.message), remedy="Mend the file.")
+        raise ConfigError("DRA-MIG-PARTED", finding.told(), remedy="Mend the file.")
     for manifest in manifests:
         for body in mig_parted(manifest.value, args.name):
             print("---")

@@ -135,8 +135,8 @@ def _add_fault(verbs: Subparsers) -> None:
         "fault",
         help="switch faults on and off",
         description="Without arguments: the faults that are on. A target is a node, or `api` for the API server.",
-        epilog="Of a node: nvml, gpu-lost, gpu-removed, gpu-reset, gpu-set, xid, ecc, driver-unload, library-missing, plugin-stop, plugin-kill, "
-        "keeper-stop, keeper-kill, mps-kill, kubelet-restart. Of `api`: delay, conflict (409), throttle (429), gone (410), error, freeze, drop, down.",
+        epilog="Of a node: nvml, gpu-lost, gpu-removed, gpu-reset, gpu-set, gpu-held, xid, ecc, iommu-off, driver-unload, library-missing, "
+        "plugin-stop, plugin-kill, keeper-stop, keeper-kill, mps-kill, kubelet-restart. Of `api`: delay, conflict (409), throttle (429), gone (410), error, freeze, drop, down.",
     )
     _add_root(fault)
     fault.add_argument("target", nargs="?", default="", metavar="NODE|api")

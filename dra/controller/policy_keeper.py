@@ -20,7 +20,7 @@ from dra.controller.policy_plan import GpuPlan, plan_gpu
 from dra.controller.policy_state import AppliedFile, AppliedSettings
 from dra.controller.policy_tell import PolicyTeller
 from dra.errors import DraError
-from dra.inventory.allocations import claims_on_gpus
+from dra.inventory.allocations import claims_on_gpus, sides_on_node
 from dra.inventory.model import Gpu, Inventory
 from dra.inventory.names import GpuName
 from dra.kube.clock import Clock, SystemClock
@@ -319,8 +319,13 @@ class PolicyKeeper:
 
     def _claims_on(self, gpu: Gpu) -> tuple[str, ...]:
         mine = lock_name(str(GpuName(gpu.minor)))
-        held = {str(hold.ref) for hold in self._ports.holds() if lock_name(hold.device) == mine}
-        allocated = claims_on_gpus(self._ports.claims(), driver=self._driver, pool=self._pool)
+        sides = sides_on_node(self._ports.inventory())
+        held = {
+            str(hold.ref)
+            for hold in self._ports.holds()
+            if lock_name(sides.get(hold.device, hold.device)) == mine
+        }
+        allocated = claims_on_gpus(self._ports.claims(), driver=self._driver, pool=self._pool, sides=sides)
         return tuple(sorted(held.union(allocated.get(gpu.minor, ()))))
 
     def _change(self, gpu: Gpu, plan: GpuPlan) -> DraError | None:

@@ -6,6 +6,7 @@ Loads are not in the API: those are what `dra top` shows on a node, and what the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from dra.allocator.pools import parse_slices
 from dra.diagnose.explain.cluster import SLICE, Cluster
 from dra.diagnose.explain.devices import taint_text
 from dra.diagnose.explain.holders import Holder, Holdings
+from dra.inventory.allocations import sides_in_pool
 from dra.values import Quantity
 
 _GPU_TYPES = frozenset({"gpu", "mig", "vfio"})
@@ -45,7 +47,10 @@ class DeviceRow:
 
 
 def cluster_rows(cluster: Cluster, *, driver: str) -> list[DeviceRow]:
-    """Give the GPUs of all nodes, by node and device; of partitions on demand only those that claims hold."""
+    """Give the GPUs of all nodes, by node and device; of partitions on demand only those that claims hold.
+
+    A GPU that can be passed through stands twice in its pool and is one row: that of the side which is held, else the GPU's.
+    """
     holdings = Holdings(cluster)
     rows: list[DeviceRow] = []
     for node, devices in sorted(_pools(cluster, driver).items()):
@@ -55,14 +60,28 @@ def cluster_rows(cluster: Cluster, *, driver: str) -> list[DeviceRow]:
             for device in devices
             if _kind(device) == "mig" and holdings.of(device.id)
         }
+        hidden = _other_sides(devices, holdings, cut)
         for device in devices:
             holders = tuple(holdings.of(device.id))
-            if _kind(device) not in _GPU_TYPES:
+            if _kind(device) not in _GPU_TYPES or device.id in hidden:
                 continue
             if _kind(device) == "mig" and not holders and _text(device, "parentUUID") in whole:
                 continue
             rows.append(_row(node, device, holders, holdings, cut=_text(device, "uuid") in cut))
     return rows
+
+
+def _other_sides(devices: Sequence[Device], holdings: Holdings, cut: AbstractSet[str]) -> set[DeviceId]:
+    """Give, of each GPU that is published as itself and as one to pass through, the side that nobody has and nobody can get."""
+    by_name = {device.id.device: device for device in devices}
+    hidden: set[DeviceId] = set()
+    for name, gpu in sides_in_pool({**device.raw, "name": device.id.device} for device in devices).items():
+        bare, whole = by_name[name], by_name[gpu]
+        if not holdings.of(bare.id):
+            hidden.add(bare.id)
+        elif not holdings.of(whole.id) and _text(whole, "uuid") not in cut:
+            hidden.add(whole.id)
+    return hidden
 
 
 def _pools(cluster: Cluster, driver: str) -> dict[str, list[Device]]:

@@ -20,7 +20,7 @@ from dra.api.policy import (
     resolve,
 )
 from dra.errors import ConfigError, ValueFormatError
-from dra.inventory.allocations import claims_on_gpus
+from dra.inventory.allocations import claims_on_gpus, sides_in_pool
 from dra.inventory.names import GpuName, MigName, parse_device_name, profile_slug
 from dra.values import PciAddress
 
@@ -80,11 +80,13 @@ def fleet_gpus(slices: Iterable[Json], claims: Iterable[Json], *, driver: str) -
     """Give the GPUs of a fleet from its ResourceSlices (v1), by node and device."""
     listed = tuple(claims)
     found: dict[tuple[str, int], dict[str, Any]] = {}
+    pools: dict[str, list[Json]] = {}
     for each in slices:
         spec = each.get("spec") or {}
         node = spec.get("nodeName")
         if spec.get("driver") != driver or not node:
             continue
+        pools.setdefault(_pool(spec), []).extend(spec.get("devices") or ())
         for device in spec.get("devices") or ():
             name = parse_device_name(str(device.get("name") or ""))
             if not isinstance(name, GpuName | MigName):
@@ -94,8 +96,8 @@ def fleet_gpus(slices: Iterable[Json], claims: Iterable[Json], *, driver: str) -
             if isinstance(name, MigName):
                 gpu["profiles"].add(name.profile)
     busy = {
-        pool: claims_on_gpus(listed, driver=driver, pool=pool)
-        for pool in {gpu["pool"] for gpu in found.values()}
+        pool: claims_on_gpus(listed, driver=driver, pool=pool, sides=sides_in_pool(devices))
+        for pool, devices in pools.items()
     }
     return tuple(
         FleetGpu(

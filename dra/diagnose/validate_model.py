@@ -33,6 +33,10 @@ class Finding:
         where = " ".join(part for part in (self.subject, self.path) if part)
         return f"{self.file}:{self.line}: {self.severity} {self.code}: {where + ': ' if where else ''}{self.message}"
 
+    def told(self) -> str:
+        """Give the place and what is wrong, for an error that has a code of its own."""
+        return f"{self.file}:{self.line}: {self.message}" if self.line else f"{self.file}: {self.message}"
+
     def to_json(self) -> Json:
         """Give it for programs."""
         return {

@@ -13,6 +13,7 @@ from typing import Any
 
 from dra.diagnose.policy import FleetGpu, fleet_gpus
 from dra.fleet.copies import MEMORY_SLICE, Copies
+from dra.inventory.allocations import sides_in_pool
 from dra.inventory.names import GpuName, MigName, parse_device_name
 from dra.kube.resources import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra.telemetry.families import FLEET_GPUS, FLEET_MEMORY_SLICES
@@ -37,7 +38,7 @@ def fleet_samples(
     listed, asked = tuple(slices), tuple(claims)
     gpus = fleet_gpus(listed, asked, driver=driver)
     offers = _offers(listed, driver)
-    given = _given(asked, driver)
+    given = _given(asked, driver, _sides(listed, driver))
     counts: Counter[tuple[str, str]] = Counter()
     parts: Counter[tuple[str, str]] = Counter()
     for gpu in gpus:
@@ -85,14 +86,27 @@ def _offers(slices: Iterable[Mapping[str, Any]], driver: str) -> dict[tuple[str,
     return found
 
 
-def _given(claims: Iterable[Mapping[str, Any]], driver: str) -> dict[str, set[str]]:
+def _sides(slices: Iterable[Mapping[str, Any]], driver: str) -> dict[str, dict[str, str]]:
+    """Give which GPU each `gpu-vfio-<index>` is, by pool."""
+    pools: dict[str, list[Mapping[str, Any]]] = {}
+    for each in slices:
+        spec = each.get("spec") or {}
+        if spec.get("driver") == driver:
+            pools.setdefault(str((spec.get("pool") or {}).get("name")), []).extend(spec.get("devices") or ())
+    return {pool: sides_in_pool(devices) for pool, devices in pools.items()}
+
+
+def _given(
+    claims: Iterable[Mapping[str, Any]], driver: str, sides: Mapping[str, Mapping[str, str]]
+) -> dict[str, set[str]]:
     """Give the devices that are allocated, by pool; access for monitoring takes nothing."""
     found: dict[str, set[str]] = {}
     for claim in claims:
         allocation = (claim.get("status") or {}).get("allocation") or {}
         for result in (allocation.get("devices") or {}).get("results") or ():
             if result.get("driver") == driver and not result.get("adminAccess"):
-                found.setdefault(str(result.get("pool")), set()).add(str(result.get("device")))
+                pool, device = str(result.get("pool")), str(result.get("device"))
+                found.setdefault(pool, set()).add(sides.get(pool, {}).get(device, device))
     return found
 
 

@@ -56,6 +56,7 @@ class PciControl:
 
     def hold(self, gpu: int, pid: int, comm: str = "python3") -> None:
         """Let a process have a GPU's device node open: it stands in the node's /proc."""
+        self._slot(gpu)
         process = self.root / "proc" / str(pid)
         write_text(process / "comm", comm + "\n")
         node = tree_of(self.root, self._store.read()).dev_dir / f"nvidia{gpu}"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from dra.diagnose.mig_plan.model import WHOLE, GpuState, Piece, Profile
+from dra.inventory.allocations import sides_in_pool
 from dra.inventory.model import Gpu, Inventory, MigProfile
 from dra.inventory.names import GpuName, MigName, parse_device_name
 from dra.slices.devices import gpu_device, partition_device, profile_amounts
@@ -104,13 +105,19 @@ def _holders(claims: Iterable[Json], driver: str) -> dict[tuple[str, str], str]:
 
 def _of_pool(node: str, devices: Sequence[Json], holders: Mapping[tuple[str, str], str]) -> list[GpuState]:
     gpus: dict[int, list[tuple[GpuName | MigName, Json]]] = {}
+    # Whoever has a GPU passed through has it as a whole.
+    bare = {
+        (node, gpu): holders[node, name]
+        for name, gpu in sides_in_pool(devices).items()
+        if (node, name) in holders
+    }
     for device in devices:
         name = parse_device_name(str(device["name"]))
         if name is not None:
             gpus.setdefault(name.minor, []).append((name, device))
     found = []
     for minor, members in gpus.items():
-        state = _of_members(node, minor, members, holders)
+        state = _of_members(node, minor, members, {**holders, **bare})
         if any(isinstance(name, MigName) for name, _ in members):
             found.append(state)
     return found

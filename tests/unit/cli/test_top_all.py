@@ -77,6 +77,35 @@ def test_each_gpu_with_its_holders_taints_and_shares_and_partitions_that_are_hel
     assert by_name["gpu-2"]["taints"] == ["gpu.nvidia.com/xid=79:NoExecute since 2026-09-01T10:00:00Z"]
 
 
+def at(place: int, device: dict[str, Any]) -> dict[str, Any]:
+    bus = {"resource.kubernetes.io/pciBusID": {"string": f"0000:{place:02x}:00.0"}}
+    return {**device, "attributes": {**device["attributes"], **bus}}
+
+
+def bare(index: int, place: int) -> dict[str, Any]:
+    return at(place, {"name": f"gpu-vfio-{index}", "attributes": {"type": {"string": "vfio"}}})
+
+
+def test_a_gpu_that_can_be_passed_through_is_one_row_that_of_the_side_which_is_held(tmp_path, capsys):
+    devices = [
+        *[at(index + 1, gpu(index)) for index in range(4)],
+        {**partition(0, 3), "name": "gpu-3-mig-0"},
+        *[bare(index, index + 1) for index in range(5)],
+    ]
+    claims = [held("whole", "n1", "gpu-1"), held("vm", "n1", "gpu-vfio-2"), held("part", "n1", "gpu-3-mig-0")]
+    file = dump(tmp_path, slice_of("n1", devices), *claims, holder_pod())
+    assert main(["top", "--all", "-o", "json", "-f", file]) == 0
+    rows = json.loads(capsys.readouterr().out)["devices"]
+    assert {each["device"]: each["state"] for each in rows} == {
+        "gpu-0": "free",
+        "gpu-1": "held",
+        "gpu-vfio-2": "held",
+        "gpu-3": "cut",
+        "gpu-3-mig-0": "held",
+        "gpu-vfio-4": "free",
+    }
+
+
 def test_the_table_sums_up(tmp_path, capsys):
     assert main(["top", "--all", "-f", world(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -14,7 +14,9 @@ from dra.controller.policy_state import AppliedFile
 from dra.errors import HostError
 from dra.health.feed import HealthFeed
 from dra.host.paths import HostPaths
+from dra.host.pci_binding import PciBus
 from dra.inventory.diff import InventoryDiff
+from dra.inventory.passthrough import scan_with_passthrough
 from dra.inventory.scan import Scanner
 from dra.nvml.library import InjectedLibrary
 from dra.nvml.session import NvmlSession
@@ -48,13 +50,16 @@ class Died(Exception):
 class Rig:
     """A node whose policies are kept; `turn` is what happens within some seconds."""
 
-    def __init__(self, root, profile="dgx-h100", base=NO_SETTINGS):
+    def __init__(self, root, profile="dgx-h100", base=NO_SETTINGS, *, passthrough=False):
         self.root, self.base = root, base
         self.machine = SimulatedNode(profile, root / "machine", real_nodes=False)
         self.sim = self.machine.control
         self.session = NvmlSession(InjectedLibrary(self.machine.library))
         paths = HostPaths(**{**self.machine.paths_kwargs(), "cdi_root": root / "cdi"})
-        self.scanner = Scanner(self.session, paths)
+        scanner = Scanner(self.session, paths)
+        self.scan = lambda: scanner.scan(profiles=True)
+        if passthrough:
+            self.scan = scan_with_passthrough(self.scan, PciBus(paths, self.machine.kernel), paths)
         self.clock = ManualClock()
         self.claims: list[dict] = []
         self.holds: list[Hold] = []
@@ -113,7 +118,7 @@ class Rig:
                 raise Died
 
     def look(self):
-        self.inventory = self.scanner.scan(profiles=True)
+        self.inventory = self.scan()
         self.pool.inventory_changed(self.inventory, InventoryDiff())
         return self.inventory
 
@@ -263,6 +268,23 @@ def test_a_layout_waits_for_a_claim_on_one_of_its_partitions(rig):
     rig.claims = []
     rig.turn(2)
     assert rig.partitions() == ["1g.10gb"] * 7
+
+
+@pytest.mark.parametrize("change", [SHARES, {"mig": {"mode": "static", "layout": {"1g.12gb": 7}}}])
+@pytest.mark.parametrize("known_by", ["api", "record"])
+def test_a_gpu_that_a_claim_is_to_have_passed_through_is_waited_for_as_any_other(tmp_path, change, known_by):
+    rig = Rig(tmp_path, "h100-nvl-x2", passthrough=True)
+    rig.claims = [claim("machine", "gpu-vfio-1")] if known_by == "api" else []
+    rig.holds = [Hold(ClaimRef("team", "machine", "u"), "gpu-vfio-1", None)] if known_by == "record" else []
+    rig.policies(policy("p", change))
+    rig.turn(10)
+    assert (rig.state("gpu-1").state, rig.state("gpu-1").claims) == ("Waiting", ("team/machine",))
+    assert not rig.partitions(1) and not rig.devices["gpu-1"].get("allowMultipleAllocations")
+    assert rig.state("gpu-0").state == "Applied"
+    rig.claims, rig.holds = [], []
+    rig.turn(2)
+    assert rig.state("gpu-1").state == "Applied"
+    rig.session.close()
 
 
 @pytest.mark.parametrize(

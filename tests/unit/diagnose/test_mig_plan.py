@@ -271,6 +271,23 @@ def test_the_gpus_of_a_cluster_are_those_of_its_slices_and_claims_take_their_pla
     assert [move.piece.holder for move in moved.moves] == ["team/job"]
 
 
+def test_a_gpu_that_a_claim_has_passed_through_has_no_room():
+    slices = slices_of(pool_of(partitioned("dgx-h100")))
+    of_pool = [device for each in slices for device in each["spec"].get("devices") or ()]
+    attributes = next(device for device in of_pool if device["name"] == "gpu-3")["attributes"]
+    place = {name: value for name, value in attributes.items() if name.endswith("/pciBusID")}
+    slices[-1]["spec"]["devices"].append({"name": "gpu-vfio-0", "attributes": place})
+    result = {"driver": "gpu.nvidia.com", "pool": "node-1", "device": "gpu-vfio-0"}
+    machine_has_it = {
+        "metadata": {"name": "machine", "namespace": "team"},
+        "status": {"allocation": {"devices": {"results": [result]}}},
+    }
+    assert plan("7g.80gb=8", gpus_in_cluster(slices, [])).fits
+    found = gpus_in_cluster(slices, [machine_has_it])
+    assert {gpu.name: gpu.whole_holder for gpu in found if gpu.whole_holder} == {"gpu-3": "team/machine"}
+    assert not plan("7g.80gb=8", found).fits
+
+
 def test_partitions_by_hand_in_a_cluster_are_used_as_they_are():
     inventory = machine("h100-nvl-x2")
     first, *rest = inventory.gpus

@@ -64,6 +64,14 @@ def test_changes_say_from_what_to_what_when_and_what_they_wait_for():
     assert [(c.before, c.after) for c in back.changes if c.block == "sharing"] == [("4", FLAGS)] * 2
 
 
+def test_a_claim_that_has_a_gpu_passed_through_is_waited_for():
+    place = {"resource.kubernetes.io/pciBusID": {"string": "0000:11:00.0"}, "type": {"string": "vfio"}}
+    devices = (whole(0), whole(1), {"name": "gpu-vfio-0", "attributes": place})
+    gpus = fleet_gpus(slices(*devices), [claim("machine", "gpu-vfio-0")], driver="gpu.nvidia.com")
+    found = diff_policies([], [decode_policy(policy("p", SHARES))], labels={}, gpus=gpus)
+    assert [(c.device, c.waits_for) for c in found.changes] == [("gpu-0", ()), ("gpu-1", ("team/machine",))]
+
+
 def test_a_gpu_is_known_by_its_partitions_too_and_an_unknown_profile_is_doubted():
     gpus = fleet_gpus(slices(part(0, "1g10gb", 0), part(0, "3g40gb", 4)), [], driver="gpu.nvidia.com")
     assert [(gpu.device, gpu.identity.uuid) for gpu in gpus] == [("gpu-0", UUIDS[0])]
@@ -146,7 +154,16 @@ def test_the_command_turns_a_file_and_refuses_what_is_none(tmp_path, capsys):
     assert "1g.5gb: 3" in capsys.readouterr().out
     good.write_text("{")
     assert main(["policy", "from-mig-parted", str(good)]) != 0
-    assert "DRA-MIG-PARTED" in capsys.readouterr().err
+    assert f"DRA-MIG-PARTED: {good}:1: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["a: [", None])
+def test_a_file_of_policies_that_cannot_be_read_is_named(tmp_path, capsys, content):
+    file = tmp_path / "policies.yaml"
+    if content is not None:
+        file.write_text(content)
+    assert main(["policy", "diff", str(file)]) == 2
+    assert f"DRA-POLICY-FILE: {file}:" in capsys.readouterr().err
 
 
 def test_an_invalid_policy_in_the_cluster_holds_its_nodes_and_leaves_the_others_comparable():

@@ -78,6 +78,17 @@ def test_slices_on_which_no_partition_fits_are_stranded(pool_of):
     assert values(slices, [claim("gpu-1", admin=True)])[1]["allocated"] == 0
 
 
+def test_a_gpu_that_is_passed_through_is_allocated_with_all_its_slices(pool_of):
+    slices = pool_of(mig_mode="dynamic")
+    devices = [device for each in slices for device in each["spec"].get("devices") or ()]
+    attributes = next(device for device in devices if device["name"] == "gpu-1")["attributes"]
+    place = {name: value for name, value in attributes.items() if name.endswith("/pciBusID")}
+    slices[-1]["spec"]["devices"].append({"name": "gpu-vfio-4", "attributes": place})
+    gpus, parts = values(slices, [claim("gpu-vfio-4")])
+    assert gpus == {"allocated": 1, "tainted": 0, "free": 7}
+    assert parts == {"allocated": 8, "free": 56, "stranded": 0}
+
+
 def test_they_are_served_beside_the_health(tmp_path, monkeypatch, pool_of):
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)

@@ -189,3 +189,10 @@ def test_virtual_functions_and_a_gpu_without_a_driver_are_seen(node):
     node.pci.bind(0, "")
     assert node.bus.function(node.pci.address_of(0)).driver == ""
     assert node.minors() == [1]
+
+
+@pytest.mark.parametrize("gpu", [-1, 2])
+def test_a_gpu_that_is_not_there_cannot_be_held(node, gpu):
+    with pytest.raises(ValueError, match=f"no GPU {gpu}"):
+        node.pci.hold(gpu, 77)
+    assert node.pci.held_by(77) == []
