@@ -27,12 +27,14 @@ def main(wanted: dict) -> None:  # type: ignore[type-arg]
         sys.exit(FAILED)
     if wanted.get("binds"):
         _unshare()
+        # Opened first: the empty file system hides what lies below it, as a state directory under /tmp.
+        opened = [(source, os.open(source, os.O_PATH), target) for source, target in wanted["binds"]]
         if wanted.get("empty"):
             # Made directories then are of this namespace only, also where the root is mounted read-only.
             _mount("mps", wanted["empty"], MS_NOSUID | MS_NODEV, kind="tmpfs", options="size=1m,mode=755")
-        for source, target in wanted["binds"]:
+        for source, descriptor, target in opened:
             os.makedirs(target, exist_ok=True)  # noqa: PTH103 - as little as possible is imported
-            _mount(source, target, MS_BIND)
+            _mount(f"/proc/self/fd/{descriptor}", target, MS_BIND, name=source)
     if wanted.get("root"):
         os.chroot(wanted["root"])
         os.chdir("/")
@@ -50,12 +52,14 @@ def _unshare() -> None:
     _mount("none", "/", MS_REC | MS_SLAVE)
 
 
-def _mount(source: str, target: str, flags: int, *, kind: str = "none", options: str = "") -> None:
+def _mount(
+    source: str, target: str, flags: int, *, kind: str = "none", options: str = "", name: str = ""
+) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     words = [os.fsencode(word) for word in (source, target, kind)]
     if libc.mount(*words, ctypes.c_ulong(flags), os.fsencode(options)):
         number = ctypes.get_errno()
-        raise OSError(number, f"cannot mount {source} on {target}: {os.strerror(number)}")
+        raise OSError(number, f"cannot mount {name or source} on {target}: {os.strerror(number)}")
 
 
 if __name__ == "__main__":

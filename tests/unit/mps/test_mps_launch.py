@@ -89,6 +89,19 @@ def test_a_root_that_is_read_only_is_no_obstacle(tmp_path):
 
 
 @needs_mounts
+def test_what_lies_below_the_empty_directory_is_mounted_too(tmp_path):
+    """A node whose kubelet has its files under /tmp."""
+    source, target = tmp_path / "kubelet/mps/shm", tmp_path / "nvidia-mps"
+    source.mkdir(parents=True)
+    (source / "inside").touch()
+    command = [sys.executable, "-c", SHOW.format(str(target))]
+    ended = run({"empty": str(tmp_path), "binds": [[str(source), str(target)]], "command": command})
+    assert ended.stdout == "['inside']\n", ended.stderr
+    ended = run({"binds": [[str(source / "none"), str(target)]], "command": command})
+    assert f"{source}/none" in ended.stderr
+
+
+@needs_mounts
 def test_the_root_is_entered(tmp_path):
     """With the C library of this machine, linked into a root: as a whole file system, not as COS's directory."""
     program = shutil.which("true")
