@@ -19,7 +19,7 @@ from dra.inventory.sampling import Snapshot
 from dra.nvml.telemetry import ProcessReading
 from dra.prepare.allocations import Allocation
 
-State = Literal["free", "busy", "idle", "held", "unknown", "foreign", "asleep", "unreadable"]
+State = Literal["free", "cut", "busy", "idle", "held", "unknown", "foreign", "asleep", "unreadable"]
 
 # A claim that was prepared more recently may still load its data.
 IDLE_AFTER_SECONDS = 600.0
@@ -144,6 +144,7 @@ def look(
     """Give the table for one round of readings. `now` in seconds since 1970."""
     found = uses(snapshot, held, place_of=place_of, command_of=command_of)
     watch.add(found)
+    cut = {use.gpu.uuid for use in found if use.mig is not None and use.holders}
     rows = tuple(
         _row(
             use,
@@ -153,6 +154,7 @@ def look(
             command_of=command_of,
             now=now,
             idle_after_seconds=idle_after_seconds,
+            cut=use.mig is None and use.gpu.uuid in cut,
         )
         for use in found
     )
@@ -176,6 +178,7 @@ def _row(
     command_of: Callable[[int], str],
     now: float,
     idle_after_seconds: float,
+    cut: bool,
 ) -> Row:
     parts = {id(each.allocation): each for each in shares((use,), place_of=place_of)}
     holders: list[Holder] = []
@@ -197,7 +200,7 @@ def _row(
         uuid=use.uuid,
         profile=use.profile,
         product=use.gpu.product_name,
-        state=_state(use, read=read, asleep=asleep, idle=bool(idle), strangers=bool(strangers)),
+        state=_state(use, read=read, asleep=asleep, idle=bool(idle), strangers=bool(strangers), cut=cut),
         load=use.load,
         memory_used=use.memory.used if use.memory else None,
         memory_total=use.memory.total if use.memory else None,
@@ -225,13 +228,15 @@ def _passed_row(held: Allocation, *, now: float) -> Row:
     )  # fmt: skip
 
 
-def _state(use: Use, *, read: bool, asleep: bool, idle: bool, strangers: bool) -> State:
+def _state(use: Use, *, read: bool, asleep: bool, idle: bool, strangers: bool, cut: bool) -> State:
     if asleep:
         return "asleep"
     if not read:
         return "unreadable"
     if not use.holders:
-        return "foreign" if strangers else "free"
+        if strangers:
+            return "foreign"
+        return "cut" if cut else "free"
     if use.load is None:
         return "unknown"
     if idle:

@@ -135,6 +135,15 @@ def test_from_hopper_on_a_partition_is_idle_when_it_is(new_node, capsys):
     assert (rows[works]["state"], rows[works]["utilizationRatio"]) == ("busy", 0.7)
 
 
+def test_a_gpu_of_which_claims_hold_partitions_is_not_free(new_node, capsys):
+    node = new_node("dgx-h100")
+    for gpu in (0, 1):
+        node.control.set_mig_layout(gpu, [("1g.10gb", 0)])
+    node.hold("part", "gpu-0-mig-1g10gb-19-0", age=30)
+    rows = node.json(capsys)
+    assert [rows[name]["state"] for name in ("gpu-0", "gpu-1", "gpu-2")] == ["cut", "free", "free"]
+
+
 def test_partitions_that_lie_badly_are_said_to(new_node, capsys):
     node = new_node("dgx-h100")
     node.control.set_mig_layout(0, [("1g.10gb", 1), ("1g.10gb", 5)])
