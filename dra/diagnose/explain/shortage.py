@@ -10,6 +10,7 @@ from dra.allocator.capacity import consumed
 from dra.allocator.model import AllocatedState, Device
 from dra.values import Quantity
 
+_ONE = 10**9
 _POSITION = re.compile(r"-?\d+$")
 _SET = re.compile(r"-?(counter-?set|counters?|shared)$")
 
@@ -34,6 +35,11 @@ class Shortage:
     def enough_here(self) -> bool:
         """Whether this place has enough of everything, only not where the device would sit."""
         return all(self.left.get(name, 0) >= amount for name, amount in self.needs.items())
+
+    def usable(self, name: str) -> int:
+        """Give what is left of one thing; nothing where another that the device needs has run out."""
+        out = any(need > 0 and self.left.get(other, 0) <= 0 for other, need in self.needs.items())
+        return 0 if out else self.left.get(name, 0)
 
     def __str__(self) -> str:
         """Give `memory: needs 40Gi, 20Gi left`."""
@@ -76,7 +82,9 @@ def counter_shortage(device: Device, left: Mapping[tuple[str, str], int]) -> Sho
     for (name, counter), value in left.items():
         base = _POSITION.sub("", counter)
         if name == counter_set and base in needs:
-            have[base] = have.get(base, 0) + max(value, 0)
+            # A place in a row is taken whole: what a GPU that is held as a whole leaves of it is of no use.
+            usable = value if base == counter else value - value % _ONE
+            have[base] = have.get(base, 0) + max(usable, 0)
     return Shortage(_SET.sub("", counter_set) or counter_set, needs, have, keys)
 
 
@@ -99,9 +107,7 @@ def is_fragmented(shortages: Iterable[Shortage]) -> bool:
     for shortage in shortages:
         by_need.setdefault(tuple(sorted(shortage.needs.items())), {})[shortage.place] = shortage
     for needs, places in by_need.items():
-        if all(
-            sum(max(item.left.get(name, 0), 0) for item in places.values()) >= need for name, need in needs
-        ):
+        if all(sum(max(item.usable(name), 0) for item in places.values()) >= need for name, need in needs):
             return True
     return False
 
@@ -111,7 +117,7 @@ def pieces(shortages: Iterable[Shortage]) -> str:
     places: dict[str, tuple[int, str]] = {}
     for shortage in shortages:
         name = main_name(shortage)
-        places[shortage.place] = (max(shortage.left.get(name, 0), 0), name)
+        places[shortage.place] = (max(shortage.usable(name), 0), name)
     ordered = sorted(places.items(), key=lambda item: (-item[1][0], item[0]))
     if not ordered:
         return ""
@@ -121,6 +127,6 @@ def pieces(shortages: Iterable[Shortage]) -> str:
 
 def main_name(shortage: Shortage) -> str:
     """Give the name that people count in: of what is short, or else of everything, memory if it is there."""
-    short = [name for name, need in shortage.needs.items() if shortage.left.get(name, 0) < need]
+    short = [name for name, need in shortage.needs.items() if shortage.usable(name) < need]
     names = sorted(short or shortage.needs)
     return next((name for name in names if name.rpartition("/")[2] == "memory"), names[0])

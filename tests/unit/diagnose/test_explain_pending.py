@@ -61,6 +61,13 @@ def mig(index: int, start: int, size: int, gpu_index: int = 0) -> dict[str, Any]
     }
 
 
+def whole(index: int) -> dict[str, Any]:
+    """A GPU that several claims may hold, as this driver publishes it where partitions are made on demand."""
+    counters = {f"memory-slice-{position}": {"value": "1m"} for position in range(8)}
+    consumes = [{"counterSet": f"gpu-{index}-counter-set", "counters": counters}]
+    return gpu(index, allowMultipleAllocations=True, consumesCounters=consumes)
+
+
 def mig_node(name: str, *devices: dict[str, Any], gpus_: int = 1) -> list[dict[str, Any]]:
     sets = [
         {
@@ -321,6 +328,14 @@ CASES = [
          held("a", "n1", "gpu-0-mig-2g-2"), held("b", "n1", "gpu-0-mig-1g-3"), holder_pod()],
         "fragmented",
         ["enough is free, but not in one piece", "gpu-0 50Gi of memory"],
+    ),
+    Case(
+        "GPUs that are held as a whole and take next to nothing of each place, so that shares go beside each other",
+        [node("n1"), *mig_node("n1", whole(0), mig(0, 0, 4), mig(1, 4, 4)),
+         device_class("mig.nvidia.com", "mig"), pod("train", "want"), claim("want", mig_request("4g")),
+         held("a", "n1", "gpu-0", shareID="s0"), holder_pod()],
+        "short",
+        ["n1: not enough is left; left: gpu-0 0 of memory\n", "in use: gpu-0 by team-b/a"],
     ),
     Case(
         "two requests want the same device",
