@@ -23,6 +23,7 @@ ELSEWHERE = {
     "gpu-node-policy": "test_policies_cluster.py",
     "deployment": "test_workload_examples.py", "job": "test_workload_examples.py",
     "inference-server": "test_workload_examples.py", "training-pcie-root": "test_workload_examples.py",
+    "vfio": "test_passthrough_examples.py", "vfio-iommufd": "test_passthrough_examples.py",
 }  # fmt: skip
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.yaml") if path.stem not in ELSEWHERE)
 KUBECTL = shutil.which("kubectl") or shutil.which("kubectl", path=os.environ.get("KUBEBUILDER_ASSETS", ""))
@@ -88,7 +89,7 @@ class Kubectl:
 
     def run(self, *words: str, stdin: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [KUBECTL, *words], input=stdin, env=self.env, capture_output=True, text=True, timeout=40
+            [KUBECTL, *words], input=stdin, env=self.env, capture_output=True, text=True, timeout=90
         )
         assert not check or done.returncode == 0, (words, done.stdout, done.stderr)
         return done
@@ -126,7 +127,7 @@ def kubectl(cluster, tmp_path_factory):
         "deployment,job,pod,resourceclaim,resourceclaimtemplate",
         "--all",
         "--wait=true",
-        "--timeout=30s",
+        "--timeout=60s",
     )
     cluster.until(lambda: not cluster.claims(), "the claims to go")
 
@@ -159,14 +160,14 @@ def test_each_example_runs_and_leaves_nothing_when_it_is_deleted(kubectl, cluste
     items = listed.get("items", [listed])
     namespace = next(item["metadata"]["name"] for item in items if item["kind"] == "Namespace")
     pods = [item["metadata"]["name"] for item in items if item["kind"] == "Pod"]
-    kubectl("wait", "-n", namespace, "--for=condition=Ready", "pod", "--all", "--timeout=20s")
+    kubectl("wait", "-n", namespace, "--for=condition=Ready", "pod", "--all", "--timeout=60s")
     shown = kubectl.table("get", "pods", "-n", namespace)
     assert sorted(row["NAME"] for row in shown) == sorted(pods)
     assert {row["STATUS"] for row in shown} == {"Running"}
     assert all(row["READY"].partition("/")[0] == row["READY"].partition("/")[2] for row in shown)
     claims = kubectl.table("get", "resourceclaims", "-n", namespace)
     assert claims and {row["STATE"] for row in claims} == {"allocated,reserved"}
-    kubectl("delete", "-f", str(file), "--ignore-not-found", "--timeout=30s")
+    kubectl("delete", "-f", str(file), "--ignore-not-found", "--timeout=60s")
     assert kubectl.run("get", "ns", namespace, check=False).returncode == 1
     assert not cluster.claims()
     cdi_root = cluster.nodes["gpu-node-1"].cdi_root
@@ -176,7 +177,7 @@ def test_each_example_runs_and_leaves_nothing_when_it_is_deleted(kubectl, cluste
 def test_a_pod_that_cannot_be_placed_shows_the_schedulers_event_in_describe(kubectl):
     kubectl("apply", "-f", "-", stdin=PENDING)
     kubectl(
-        "wait", "--for=jsonpath={.status.conditions[0].reason}=Unschedulable", "pod/greedy", "--timeout=10s"
+        "wait", "--for=jsonpath={.status.conditions[0].reason}=Unschedulable", "pod/greedy", "--timeout=60s"
     )
     text = kubectl("describe", "pod", "greedy")
     assert "0/3 nodes are available: 3 cannot allocate all claims." in text
@@ -187,7 +188,7 @@ def test_a_pod_that_cannot_be_placed_shows_the_schedulers_event_in_describe(kube
     # What was asked for cannot be edited; a smaller claim can be made.
     kubectl("delete", "resourceclaim", "nine-gpus")
     kubectl("apply", "-f", "-", stdin=PENDING.replace("count: 9", "count: 8"))
-    kubectl("wait", "--for=condition=Ready", "pod/greedy", "--timeout=20s")
+    kubectl("wait", "--for=condition=Ready", "pod/greedy", "--timeout=60s")
     assert "gpu-node-1" in kubectl("get", "pod", "greedy", "-o", "wide")
 
 
@@ -221,28 +222,28 @@ def test_a_watch_sees_a_pod_come_and_go(kubectl, cluster):
 
 def test_a_deployment_is_rolled_out_scaled_changed_and_deleted(kubectl, cluster):
     kubectl("apply", "-f", "-", stdin=DEPLOYMENT)
-    assert "successfully rolled out" in kubectl("rollout", "status", "deployment/inference", "--timeout=20s")
+    assert "successfully rolled out" in kubectl("rollout", "status", "deployment/inference", "--timeout=60s")
     (row,) = kubectl.table("get", "deployments")
     assert (row["READY"], row["UP-TO-DATE"], row["AVAILABLE"]) == ("3/3", "3", "3")
     kubectl("scale", "deployment/inference", "--replicas=5")
-    kubectl("wait", "--for=jsonpath={.status.readyReplicas}=5", "deployment/inference", "--timeout=20s")
+    kubectl("wait", "--for=jsonpath={.status.readyReplicas}=5", "deployment/inference", "--timeout=60s")
     assert len(kubectl.table("get", "resourceclaims")) == 5
     kubectl("set", "image", "deployment/inference", "main=ubuntu:24.04")
-    kubectl("rollout", "status", "deployment/inference", "--timeout=30s")
+    kubectl("rollout", "status", "deployment/inference", "--timeout=60s")
     images = kubectl(
         "get", "pods", "-l", "app=inference", "-o", "jsonpath={.items[*].spec.containers[0].image}"
     )
     assert set(images.split()) == {"ubuntu:24.04"}
     assert len(kubectl.table("get", "replicasets")) == 2
     assert "Scaled up replica set" in kubectl("describe", "deployment", "inference")
-    kubectl("delete", "deployment", "inference", "--cascade=foreground", "--timeout=30s")
+    kubectl("delete", "deployment", "inference", "--cascade=foreground", "--timeout=60s")
     assert cluster.pods() == []
 
 
 def test_a_job_completes(kubectl):
     kubectl("apply", "-f", "-", stdin=DEPLOYMENT.partition("---")[0])
     kubectl("apply", "-f", "-", stdin=JOB)
-    kubectl("wait", "--for=condition=complete", "job/batch", "--timeout=30s")
+    kubectl("wait", "--for=condition=complete", "job/batch", "--timeout=60s")
     (row,) = kubectl.table("get", "jobs")
     assert row["COMPLETIONS"] == "3/3"
     pods = kubectl.table("get", "pods", "-l", "job-name=batch")
@@ -251,7 +252,7 @@ def test_a_job_completes(kubectl):
 
 def test_a_taint_rule_drains_a_gpu(kubectl, cluster):
     kubectl("apply", "-f", "-", stdin=DEPLOYMENT)
-    kubectl("rollout", "status", "deployment/inference", "--timeout=20s")
+    kubectl("rollout", "status", "deployment/inference", "--timeout=60s")
     held = {r["device"] for c in cluster.claims() for r in c["status"]["allocation"]["devices"]["results"]}
     assert held == {"gpu-0", "gpu-1", "gpu-2"}
     rule = """
@@ -275,7 +276,7 @@ spec:
         return sorted(results) == ["gpu-0", "gpu-2", "gpu-3"]
 
     cluster.until(moved, "the pod to move to another GPU")
-    kubectl("rollout", "status", "deployment/inference", "--timeout=20s")
+    kubectl("rollout", "status", "deployment/inference", "--timeout=60s")
     kubectl("delete", "devicetaintrule", "replace-gpu-1")
 
 
