@@ -44,6 +44,10 @@ class SliceContent:
         return part
 
 
+# The counter set that a GPU needs, and what is listed of it.
+Offer = tuple[dict[str, Any] | None, list[dict[str, Any]]]
+
+
 @dataclass(frozen=True, slots=True)
 class GpuGroup:
     """What is listed of one GPU, in order, and the counter set that it draws on."""

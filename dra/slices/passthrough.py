@@ -17,6 +17,7 @@ from dra.inventory.model import Gpu, VfioFunction
 from dra.inventory.names import GpuName, VfioName, parse_device_name
 from dra.slices.devices import STANDARD, SliceProblem, cut
 from dra.slices.features import ServerFeatures
+from dra.slices.layout import Offer
 from dra.slices.partitions import counter_set_name, touched_counters
 from dra.values import PciAddress, Quantity
 
@@ -25,8 +26,6 @@ WHOLE = "gpu"
 _TOUCH = "1m"
 
 Device = dict[str, Any]
-# The counter set that a GPU needs, and what is listed of it.
-Offer = tuple[dict[str, Any] | None, list[Device]]
 
 
 def with_vfio(

@@ -7,17 +7,17 @@ smallest partitions first.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dra.api.gpu_settings import NO_SETTINGS, GpuIdentity, NodeSettings
+from dra.api.gpu_settings import NO_SETTINGS, GpuIdentity, GpuSettings, NodeSettings
 from dra.api.limits import MAX_ATTRIBUTES_AND_CAPACITIES
 from dra.inventory.model import Gpu, Inventory, VfioFunction
 from dra.inventory.names import GpuName, VfioName, parse_vfio_name
 from dra.slices.devices import SliceProblem, gpu_device, mig_device
 from dra.slices.extras import reserved_taint, with_extra_attributes
 from dra.slices.features import ServerFeatures
-from dra.slices.layout import GpuGroup, SliceContent, lay_out
+from dra.slices.layout import GpuGroup, Offer, SliceContent, lay_out
 from dra.slices.partitions import MigMode, counter_set, plan_forms, possible_devices, whole_device
 from dra.slices.rules import Violation, check_device
 from dra.slices.sharing import identity_of, share_device
@@ -97,48 +97,70 @@ def build_pool(
     A GPU in MIG mode is not listed as a whole, unless its partitions are made on demand. A device that must not be
     given out is tainted; on a server without taints it is withheld, which is safe: a claim that has it keeps it.
     """
-    problems: list[SliceProblem] = []
-    groups: list[GpuGroup] = []
-    names: set[str] = set()
-    for gpu, function in _hardware(inventory, in_use):
-        listed: list[dict[str, Any]] = []
-        own = settings.of(_identity(gpu, function))
-        shared, devices = (
-            (None, [])
-            if gpu is None
-            else _offer_of(gpu, inventory, problems, mig_mode=own.mig.mode or mig_mode, features=features)
-        )
-        if function is not None:
-            # Not loaded by the many daemons that never pass anything through.
-            from dra.slices.passthrough import with_vfio
-
-            shared, devices = with_vfio(
-                (shared, devices), gpu, function, features=features, in_use=in_use, problems=problems
-            )
-        if shared is not None:
-            if not _is_free(shared["name"], names, _what(gpu, function), problems):
-                continue
-            names.add(shared["name"])
-        for each in devices:
-            device, name = each, each["name"]
-            # What a virtual machine gets is nobody else's.
-            if gpu is not None and not parse_vfio_name(name):
-                device = share_device(
-                    device, gpu, settings=settings, features=features, mps=mps,
-                    cuda_version=inventory.cuda_version, problems=problems,
-                )  # fmt: skip
-            fit = _fit(with_extra_attributes(device, own), problems)
-            if fit is None or not _is_free(name, names, _what(gpu, function), problems):
-                continue
-            names.add(name)
-            given = [(taints or {}).get(whose, ()) for whose in (name, *_whole_of(gpu))]
-            tainted = _taint(fit, gpu, (*given, reserved_taint(own)), features, problems)
-            if tainted is not None:
-                listed.append(tainted)
-        groups.append(GpuGroup(tuple(listed), shared))
-    slices = lay_out(groups, features, problems)
+    listing = _Listing(inventory, features, settings, taints or {}, in_use, mig_mode=mig_mode, mps=mps)
+    groups = [listing.group_of(gpu, function) for gpu, function in _hardware(inventory, in_use)]
+    problems = listing.problems
+    slices = lay_out([group for group in groups if group is not None], features, problems)
     pool = PoolContent(driver, node_name, pool_name or node_name, slices)
     return replace(pool, problems=(*problems, *_invalid(pool, counters_apart=features.counters_apart)))
+
+
+@dataclass(slots=True)
+class _Listing:
+    """One listing of a node's devices: what it is made of (as for `build_pool`), and what is listed so far."""
+
+    inventory: Inventory
+    features: ServerFeatures
+    settings: NodeSettings
+    taints: Mapping[str, tuple[Taint, ...]]
+    in_use: Collection[str]
+    mig_mode: MigMode = field(kw_only=True)
+    mps: bool = field(kw_only=True)
+    names: set[str] = field(default_factory=set, init=False)
+    problems: list[SliceProblem] = field(default_factory=list, init=False)
+
+    def group_of(self, gpu: Gpu | None, function: VfioFunction | None) -> GpuGroup | None:
+        """Give what is listed of one GPU; None if its counter set has a name that another has."""
+        own = self.settings.of(_identity(gpu, function))
+        shared, devices = self._offer(gpu, function, own.mig.mode or self.mig_mode)
+        what = _what(gpu, function)
+        if shared is not None:
+            if not _is_free(shared["name"], self.names, what, self.problems):
+                return None
+            self.names.add(shared["name"])
+        listed = [self._device(each, gpu, own, what) for each in devices]
+        return GpuGroup(tuple(device for device in listed if device is not None), shared)
+
+    def _offer(self, gpu: Gpu | None, function: VfioFunction | None, mig_mode: MigMode) -> Offer:
+        """Give the counter set of a GPU, if it needs one, and its devices, among them the one that passes it through."""
+        features, problems = self.features, self.problems
+        offer: Offer = (None, [])
+        if gpu is not None:
+            offer = _offer_of(gpu, self.inventory, problems, mig_mode=mig_mode, features=features)
+        if function is None:
+            return offer
+        # Not loaded by the many daemons that never pass anything through.
+        from dra.slices.passthrough import with_vfio
+
+        return with_vfio(offer, gpu, function, features=features, in_use=self.in_use, problems=problems)
+
+    def _device(
+        self, device: dict[str, Any], gpu: Gpu | None, own: GpuSettings, what: str
+    ) -> dict[str, Any] | None:
+        """Give a device as it is published; None for one that cannot be."""
+        name = device["name"]
+        # What a virtual machine gets is nobody else's.
+        if gpu is not None and not parse_vfio_name(name):
+            device = share_device(
+                device, gpu, settings=self.settings, features=self.features, mps=self.mps,
+                cuda_version=self.inventory.cuda_version, problems=self.problems,
+            )  # fmt: skip
+        fit = _fit(with_extra_attributes(device, own), self.problems)
+        if fit is None or not _is_free(name, self.names, what, self.problems):
+            return None
+        self.names.add(name)
+        given = [self.taints.get(whose, ()) for whose in (name, *_whole_of(gpu))]
+        return _taint(fit, gpu, (*given, reserved_taint(own)), self.features, self.problems)
 
 
 def _hardware(inventory: Inventory, in_use: Collection[str]) -> list[tuple[Gpu | None, VfioFunction | None]]:
@@ -196,7 +218,7 @@ def _offer_of(
     *,
     mig_mode: MigMode,
     features: ServerFeatures,
-) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+) -> Offer:
     """Give the counter set of a GPU, if it needs one, and the devices that are listed of it."""
     forms = plan_forms(gpu, mig_mode=mig_mode, features=features)
     if forms.possible:
@@ -254,12 +276,12 @@ def _fit(device: dict[str, Any], problems: list[SliceProblem]) -> dict[str, Any]
         problems.append(_left_out(name, broken.attribute or broken.capacity, broken.message))
     surplus = len(attributes) + len(capacity) - MAX_ATTRIBUTES_AND_CAPACITIES
     # Those written last are the least asked for (single memory slices).
-    for field in reversed([*capacity]) if surplus > 0 else ():
+    for key in reversed([*capacity]) if surplus > 0 else ():
         if surplus <= 0:
             break
-        del capacity[field]
+        del capacity[key]
         surplus -= 1
-        problems.append(_left_out(name, field, f"a device has at most {MAX_ATTRIBUTES_AND_CAPACITIES}"))
+        problems.append(_left_out(name, key, f"a device has at most {MAX_ATTRIBUTES_AND_CAPACITIES}"))
     fit = {**device, "attributes": attributes}
     if "capacity" in device:
         fit["capacity"] = capacity
