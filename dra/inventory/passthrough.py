@@ -6,7 +6,7 @@ Loaded only where GPUs may be passed through.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from dra.host.paths import HostPaths
@@ -15,6 +15,7 @@ from dra.host.pci_binding import NVIDIA, PciBus, PciFunction
 from dra.host.pci_names import addressable_bytes, board_name
 from dra.inventory.keep import with_siblings
 from dra.inventory.model import Inventory, ScanProblem, VfioFunction
+from dra.inventory.names import VfioName
 
 NO_IOMMU = "DRA-VFIO-NO-IOMMU"
 # The subject of the problem: not a GPU's.
@@ -22,9 +23,20 @@ IOMMU = "iommu"
 
 
 def scan_with_passthrough(
-    scan: Callable[[], Inventory], bus: PciBus, paths: HostPaths
+    scan: Callable[[], Inventory],
+    bus: PciBus,
+    paths: HostPaths,
+    *,
+    in_use: Callable[[], Collection[str]] = tuple,
 ) -> Callable[[], Inventory]:
     """Give a scan that also tells which GPUs can be passed through.
+
+    Args:
+        scan: the scan without.
+        bus: the node's PCI bus.
+        paths: the node's files.
+        in_use: names of the devices that claims hold. One of them stays, whatever its function looks like now: between
+            two drivers it has none.
 
     The bus is looked at after NVML: a GPU that is given away meanwhile is then seen as given away, and not as lost.
     """
@@ -34,10 +46,13 @@ def scan_with_passthrough(
         found = scan()
         if not bus.has_iommu():
             return replace(found, problems=(*found.problems, no_iommu()))
+        listed = bus.functions()
+        # Asked after the bus: a function without a driver is on its way for a claim that is written down already.
+        held = set() if all(map(can_be_passed, listed)) else set(in_use())
         functions = tuple(
             _vfio_function(index, function, bus, paths, name)
-            for index, function in enumerate(bus.functions())
-            if can_be_passed(function)
+            for index, function in enumerate(listed)
+            if can_be_passed(function) or str(VfioName(index)) in held
         )
         return with_siblings(replace(found, vfio=functions))
 

@@ -156,7 +156,9 @@ def inventory_of(parts: Parts) -> LiveInventory:
     layouts = LayoutWatch(layout, tidy=session.tidy, changed=changed)
     return LiveInventory(
         layouts.around(
-            passthrough_part.scan_of(_scan_of(parts, Scanner(session, paths)), parts.pci, parts.machine)
+            passthrough_part.scan_of(
+                _scan_of(parts, Scanner(session, paths)), parts.pci, parts.machine, parts.devices_in_use
+            )
         ),
         interval_seconds=parts.settings.inventory_interval_seconds,
         in_use=parts.devices_in_use,

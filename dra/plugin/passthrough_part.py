@@ -39,13 +39,18 @@ def passed_through(pci: PciBus | None, devices_in_use: Callable[[], set[str]]) -
     return PassedThrough(pci, devices_in_use)
 
 
-def scan_of(scan: Callable[[], Inventory], pci: PciBus | None, machine: Machine) -> Callable[[], Inventory]:
+def scan_of(
+    scan: Callable[[], Inventory],
+    pci: PciBus | None,
+    machine: Machine,
+    devices_in_use: Callable[[], set[str]],
+) -> Callable[[], Inventory]:
     """Give the look at the hardware, with the functions that can be passed through."""
     if pci is None:
         return scan
     from dra.inventory.passthrough import scan_with_passthrough
 
-    return scan_with_passthrough(scan, pci, machine.paths)
+    return scan_with_passthrough(scan, pci, machine.paths, in_use=devices_in_use)
 
 
 def measure_of(measure: Measure, pci: PciBus | None, holds_changed: Callable[[], None]) -> Measure:

@@ -32,12 +32,16 @@ class Node:
         self.pci, self.paths = self.machine.pci, HostPaths(**self.machine.paths_kwargs())
         self.bus = PciBus(self.paths, self.machine.kernel)
         self.session = NvmlSession(InjectedLibrary(self.machine.library))
-        self.look = scan_with_passthrough(Scanner(self.session, self.paths).scan, self.bus, self.paths)
+        self.held = ()
+        self.look = scan_with_passthrough(
+            Scanner(self.session, self.paths).scan, self.bus, self.paths, in_use=lambda: self.held
+        )
         self.kept = Kept(Inventory())
 
     def inventory(self, *in_use):
         """Look, and give what the live inventory makes of it."""
         on_bus = lambda address: self.bus.driver_of(address) == "nvidia"  # noqa: E731
+        self.held = in_use
         self.kept = plan_inventory(self.kept, self.look(), in_use=in_use, on_bus=on_bus)
         return self.kept.inventory
 
@@ -98,6 +102,13 @@ def test_a_gpu_with_virtual_functions_or_without_a_driver_is_not_offered_and_kee
     node.pci.bind(0, "nouveau")
     node.pci.set_virtual_functions(0, 0)
     assert [each.index for each in node.inventory().vfio] == [1]
+
+
+def test_what_a_claim_has_stays_while_it_has_no_driver(node):
+    """Between two drivers, or because a bind failed half-way: the device is in use, and not gone."""
+    node.pci.bind(0, "")
+    assert [each.index for each in node.inventory("gpu-vfio-0").vfio] == [0, 1]
+    assert [each.index for each in node.inventory("gpu-vfio-1").vfio] == [1]
 
 
 def test_a_gpu_goes_and_comes_back_without_being_lost(node):
