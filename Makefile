@@ -57,7 +57,7 @@ lint: $(STAMP) $(LINT_STAMP)
 	PYTHONPATH=. $(LINT)/bin/lint-imports --no-cache
 
 test: lint setup-chart
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 bench: $(STAMP)
 	@$(PY) -m compileall -q dra >/dev/null 2>&1 || true

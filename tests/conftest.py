@@ -29,6 +29,21 @@ def quiet() -> None:
 quiet()
 
 
+# Files whose tests start processes and wait for them: few tests, much time.
+_LONG = ("e2e", "process", "deploy")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the files that take long, so that none of them is left to one test process at the end."""
+    root = config.rootpath / "tests"
+    items.sort(
+        key=lambda item: (
+            not (item.path.is_relative_to(root) and item.path.relative_to(root).parts[0] in _LONG)
+        )
+    )
+
+
 @pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
     """A command that a test runs in this process sets logging up; the next test does not inherit it."""
