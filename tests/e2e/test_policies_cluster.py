@@ -168,8 +168,9 @@ def test_a_fleet_follows_kubectl_apply_and_running_claims_are_left_alone(cluster
         until(
             cluster,
             lambda name=name: (
-                "gpu-0" in devices(cluster, name)
-                and not devices(cluster, name)["gpu-0"].get("allowMultipleAllocations")
+                # One look: between two of them the pool may be written anew.
+                (gpu := devices(cluster, name).get("gpu-0")) is not None
+                and not gpu.get("allowMultipleAllocations")
                 and not draining(cluster, name)
             ),
             f"{name} is as its flags say",

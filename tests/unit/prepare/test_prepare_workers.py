@@ -97,8 +97,8 @@ def test_only_the_first_of_many_questions_waits_for_a_server_that_hangs():
     assert 1.0 <= time.monotonic() - began < 10
     assert api.gets["one"] == 1
     api.release()
-    wait_until(lambda: api.waiting == 0)
-    assert fetcher.fetch_if_quick(REF) is not None
+    # The call that hung ends in a thread of its own; until then nobody waits behind it.
+    wait_until(lambda: fetcher.fetch_if_quick(REF) is not None)
 
 
 def test_a_claim_that_is_gone_is_an_answer_even_when_asked_quickly():
