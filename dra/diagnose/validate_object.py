@@ -23,6 +23,7 @@ from dra.api.rules.workloads import default_workload, validate_cron_job, validat
 from dra.api.versions import to_v1
 from dra.diagnose.validate_model import Finding, Json, Severity, guess
 from dra.diagnose.validate_source import Manifest
+from dra.diagnose.validate_types import type_error
 
 DRA_GROUP = "resource.k8s.io"
 DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
@@ -200,10 +201,12 @@ class _Notes(Findings):
 
     def mismatch(self, path: str, value: Any, shape: Type, error: DecodeError) -> Any:
         self.broken = True
+        remedy = "" if str(error).startswith("json:") else f"The API server says: {error}."
+        if shape.kind == "string" and isinstance(value, bool):
+            remedy = "Write it in quotes: YAML takes y, n, yes, no, on and off for true and false."
         self.subject.report(
-            "error", "DRA-SCHEMA-TYPE", path.rstrip("."), type_error(value, shape),
-            remedy="" if str(error).startswith("json:") else f"The API server says: {error}.",
-        )  # fmt: skip
+            "error", "DRA-SCHEMA-TYPE", path.rstrip("."), type_error(value, shape), remedy=remedy
+        )
         return None
 
     def _remedy(self, path: str, name: str, known: Collection[str]) -> str:
@@ -222,27 +225,6 @@ class _Notes(Findings):
 _EXACT_FIELDS = frozenset(
     {"deviceClassName", "selectors", "allocationMode", "count", "adminAccess", "tolerations", "capacity"}
 )
-_WANTED = {
-    "string": "a text", "bool": "true or false", "int32": "a whole number", "int64": "a whole number",
-    "float": "a number", "quantity": "a quantity such as 2, 500m or 8Gi", "time": "a time as 2026-01-31T12:00:00Z",
-    "microtime": "a time", "bytes": "base64", "intstr": "a whole number or a text", "list": "a list",
-}  # fmt: skip
-
-
-def type_error(value: Any, shape: Type) -> str:
-    """Write what stands where something of another type belongs."""
-    return f"must be {_WANTED.get(shape.kind, 'an object (fields with values)')}, is {_shown(value)}"
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, list):
-        return "a list"
-    if isinstance(value, bool):
-        return f"{value}".lower()
-    text = f"the text {value!r}" if isinstance(value, str) else f"{value}"
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _default(subject: Subject) -> None:

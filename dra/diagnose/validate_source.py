@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -13,13 +12,13 @@ from typing import Any
 from dra.api.rules.decode import Pairs
 from dra.diagnose.texts import SUFFIXES, UnreadableText, files_in, no_number, number_error, read_text
 from dra.diagnose.validate_model import Finding
+from dra.diagnose.yaml_scalars import is_true, json_float, kubectl_loader, scalar_number
 from dra.diagnose.yaml_text import YamlError, described, documents
 
 # Far more than any kind has.
 MAX_DEPTH = 200
 _STEP_END = re.compile(r"[.\[]")
 _INDEX = re.compile(r"[0-9]{1,9}")
-_OCTAL = re.compile(r"[-+]?0o[0-7]+", re.ASCII)
 
 
 @dataclass(slots=True)
@@ -184,7 +183,7 @@ def _good(found: list[_Found]) -> int:
 
 def _json(text: str) -> Iterator[_Found]:
     """Read one JSON value after the other. Lines come from YAML's reader, which reads JSON too."""
-    decoder = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=no_number)
+    decoder = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=no_number, parse_float=json_float)
     position, line, counted = 0, 1, 0
     while position < len(text):
         if text[position].isspace():
@@ -229,8 +228,7 @@ def _repeated(keys: Iterable[str]) -> tuple[str, ...]:
 def _yaml(text: str, lines_before: int = 0) -> Iterator[_Found]:
     import yaml
 
-    loader_class: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    for document in documents(text, loader_class):
+    for document in documents(text, kubectl_loader()):
         if isinstance(document, YamlError):
             yield YamlError(document.message, document.line + lines_before, document.remedy)
             continue
@@ -284,7 +282,7 @@ class _Builder:
         if node.id != "scalar":
             raise YamlError("a key is no text", node.start_mark.line + 1 + self._before)
         if node.tag.endswith(":bool"):
-            return "true" if self._loader.construct_yaml_bool(node) else "false"
+            return "true" if is_true(node.value) else "false"
         return str(node.value)
 
     def _scalar(self, node: Any) -> Any:
@@ -292,19 +290,11 @@ class _Builder:
         if kind == "null":
             return None
         if kind == "bool":
-            return self._loader.construct_yaml_bool(node)
-        if kind in {"int", "float"} and ":" not in text:
-            return self._number(node, kind)
-        if kind == "str" and not node.style and _OCTAL.fullmatch(text):
-            return int(text.replace("0o", ""), 8)
-        return text
-
-    def _number(self, node: Any, kind: str) -> Any:
-        if kind == "float":
-            number = self._loader.construct_yaml_float(node)
-            return number if math.isfinite(number) else node.value
+            return is_true(text)
+        if kind not in {"int", "float"}:
+            return text
         try:
-            return self._loader.construct_yaml_int(node)
+            return scalar_number(text)
         except ValueError as error:
             raise YamlError(number_error(error), node.start_mark.line + 1 + self._before) from error
 

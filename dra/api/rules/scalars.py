@@ -19,7 +19,7 @@ from dra.values import Quantity
 Json = dict[str, Any]
 
 QUANTITY_FORM = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
-_RANGE = {"int32": (-(1 << 31), (1 << 31) - 1), "int64": (-(1 << 63), (1 << 63) - 1)}
+INT_RANGE = {"int32": (-(1 << 31), (1 << 31) - 1), "int64": (-(1 << 63), (1 << 63) - 1)}
 _TIME = re.compile(
     r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?(Z|[+-]\d\d:\d\d)",
     re.ASCII,
@@ -112,10 +112,10 @@ def scalar(value: Any, shape: Type, where: tuple[str, str]) -> Any:
         if not isinstance(value, bool):
             raise mismatch(value, shape, where)
         return value
-    if kind in _RANGE:
+    if kind in INT_RANGE:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise mismatch(value, shape, where)
-        low, high = _RANGE[kind]
+        low, high = INT_RANGE[kind]
         if isinstance(value, float) or not low <= value <= high:
             raise mismatch(value, shape, where, quote=True)
         return value

@@ -11,7 +11,8 @@ from dra.api.rules.decode import DecodeError, Findings, decode
 from dra.api.rules.schema import Type, load_struct
 from dra.diagnose.explain.cluster import KINDS, Cluster, Collection
 from dra.diagnose.texts import UnreadableText, files_in, no_number, number_error, read_text
-from dra.diagnose.validate_object import type_error
+from dra.diagnose.validate_types import type_error
+from dra.diagnose.yaml_scalars import json_float, kubectl_loader
 from dra.diagnose.yaml_text import YamlError, described, documents
 from dra.errors import ConfigError
 
@@ -146,7 +147,7 @@ def _values(name: str, text: str) -> Iterator[Any]:
 
 
 def _json(name: str, text: str) -> Iterator[Any]:
-    decoder = json.JSONDecoder(parse_constant=no_number)
+    decoder = json.JSONDecoder(parse_constant=no_number, parse_float=json_float)
     position = 0
     while position < len(text):
         if text[position].isspace():
@@ -164,17 +165,7 @@ def _json(name: str, text: str) -> Iterator[Any]:
 def _yaml(name: str, text: str) -> Iterator[Any]:
     import yaml
 
-    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-    class Loader(base):  # type: ignore[misc]
-        """Times stay text, as in JSON."""
-
-        yaml_implicit_resolvers = {  # noqa: RUF012
-            letter: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:timestamp"]
-            for letter, pairs in base.yaml_implicit_resolvers.items()
-        }
-
-    for document in documents(text, Loader):
+    for document in documents(text, kubectl_loader()):
         if isinstance(document, YamlError):
             raise _bad(name, f"line {document.line}: {document.message}", document.remedy)
         try:
