@@ -9,15 +9,16 @@ import os
 import re
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dra.cli.columns import aligned
 from dra.cli.common_flags import Subparsers
+from dra.cli.node_view import simulated_node
 from dra.errors import ConfigError
 from dra.values import is_dns_subdomain
+from dra.values.words import counted
 
 if TYPE_CHECKING:
     from dra.host.paths import HostPaths
@@ -191,25 +192,9 @@ def _node(args: argparse.Namespace) -> Iterator[tuple[HostPaths, Callable[[], ob
         more: dict[str, Any] = {"kubelet_plugins_dir": Path(plugins)} if plugins else {}
         yield HostPaths(host_root=Path(args.host_root), driver_root=_driver_root(args), **more), None, name
         return
-    from dra.sim.node import SimulatedNode
-
     with contextlib.ExitStack() as made:
         # The node that `dra plugin --simulate` runs on, or one for this look only.
-        root = args.host_root
-        if root == "/":
-            root = made.enter_context(tempfile.TemporaryDirectory(prefix="dra-inventory-"))
-        try:
-            node = SimulatedNode(args.simulate, Path(root))
-        except (ValueError, OSError) as error:
-            raise ConfigError("DRA-CLI-HOST-ROOT", f"--host-root {root}: {error}") from error
-        except KeyError as error:
-            from dra.sim.profiles import PROFILES
-
-            raise ConfigError(
-                "DRA-CLI-PROFILE",
-                f"there is no machine profile {args.simulate!r}",
-                remedy=f"Choose one of {', '.join(sorted(PROFILES))}.",
-            ) from error
+        node = simulated_node(args.simulate, args.host_root.removesuffix("/"), made)
         yield HostPaths(**node.paths_kwargs()), node.library, args.simulate
 
 
@@ -271,7 +256,7 @@ def _print_table(inventory: Inventory, *, wide: bool) -> None:
     from dra.diagnose.inventory import COLUMNS, WIDE_COLUMNS, rows
 
     cuda = "{}.{}".format(*inventory.cuda_version) if inventory.cuda_version else "-"
-    print(f"Driver {inventory.driver_version or '-'}, CUDA {cuda}, {len(inventory.gpus)} GPUs")
+    print(f"Driver {inventory.driver_version or '-'}, CUDA {cuda}, {counted(len(inventory.gpus), 'GPU')}")
     body = rows(inventory, wide=wide)
     if body:
         for line in aligned([WIDE_COLUMNS if wide else COLUMNS, *body]):

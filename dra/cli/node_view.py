@@ -16,6 +16,7 @@ from dra.errors import ConfigError
 
 if TYPE_CHECKING:
     from dra.host.paths import HostPaths
+    from dra.sim.node import SimulatedNode
 
 PATH_FLAGS = {
     "--nvidia-driver-root": ("NVIDIA_DRIVER_ROOT", "HOST_DRIVER_ROOT"),
@@ -39,7 +40,9 @@ def add_node_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument("--host-root", metavar="DIR", help="where the node's / is (default: $HOST_ROOT, /)")
     parser.add_argument(
-        "--simulate", metavar="PROFILE", help="a simulated machine, below --host-root if given"
+        "--simulate",
+        metavar="PROFILE",
+        help="a simulated machine; with --host-root the one that lives there",
     )
     parser.add_argument(
         "--node-name",
@@ -56,7 +59,7 @@ def node_view(args: argparse.Namespace) -> Iterator[NodeView]:
     """Give the node. A simulated one without `--host-root` is gone afterwards.
 
     Raises:
-        ConfigError: DRA-CLI-PROFILE.
+        ConfigError: DRA-CLI-PROFILE, DRA-CLI-HOST-ROOT.
     """
     from dra.host.paths import HostPaths
 
@@ -64,21 +67,41 @@ def node_view(args: argparse.Namespace) -> Iterator[NodeView]:
         name = args.node_name or socket.gethostname().lower()
         yield NodeView(HostPaths(**_real_paths(args)), None, name)
         return
+    with contextlib.ExitStack() as made:
+        node = simulated_node(args.simulate, args.host_root or "", made)
+        yield NodeView(HostPaths(**node.paths_kwargs()), node.library, args.node_name or args.simulate)
+
+
+def simulated_node(profile: str, root: str, made: contextlib.ExitStack) -> SimulatedNode:
+    """Give the simulated node that lives below `root`; where that is empty, one that is gone with `made`.
+
+    A look makes nothing where it was told to look.
+
+    Raises:
+        ConfigError: DRA-CLI-PROFILE; DRA-CLI-HOST-ROOT: no node lives there, or one of another profile.
+    """
     from dra.sim.node import SimulatedNode
 
-    with contextlib.ExitStack() as made:
-        root = args.host_root or made.enter_context(tempfile.TemporaryDirectory(prefix="dra-node-"))
-        try:
-            node = SimulatedNode(args.simulate, Path(root))
-        except (KeyError, ValueError) as error:
-            from dra.sim.profiles import PROFILES
+    if root and not SimulatedNode.lives_in(Path(root)):
+        raise ConfigError(
+            "DRA-CLI-HOST-ROOT",
+            f"--host-root {root} holds no simulated node",
+            remedy="Name the directory of one (that of dra plugin --simulate; n0, n1 … below that of dra sim up), or "
+            "leave --host-root out: then a machine is made for this look.",
+        )
+    place = root or made.enter_context(tempfile.TemporaryDirectory(prefix="dra-node-"))
+    try:
+        return SimulatedNode(profile, Path(place))
+    except (ValueError, OSError) as error:
+        raise ConfigError("DRA-CLI-HOST-ROOT", f"--host-root {place}: {error}") from error
+    except KeyError as error:
+        from dra.sim.profiles import PROFILES
 
-            raise ConfigError(
-                "DRA-CLI-PROFILE",
-                f"--simulate {args.simulate}: {error}",
-                remedy=f"Choose one of {', '.join(sorted(PROFILES))}.",
-            ) from error
-        yield NodeView(HostPaths(**node.paths_kwargs()), node.library, args.node_name or args.simulate)
+        raise ConfigError(
+            "DRA-CLI-PROFILE",
+            f"there is no machine profile {profile!r}",
+            remedy=f"Choose one of {', '.join(sorted(PROFILES))}.",
+        ) from error
 
 
 def _real_paths(args: argparse.Namespace) -> dict[str, Any]:

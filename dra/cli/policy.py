@@ -63,16 +63,23 @@ def run(args: argparse.Namespace) -> int:
     from dra.telemetry.log import configure
 
     configure(level="error", console=True)
-    if args.verb == "from-mig-parted":
-        return _from_mig_parted(args)
+    from dra.cli.main import print_error
+
     try:
+        if args.verb == "from-mig-parted":
+            return _from_mig_parted(args)
         with cluster_client(args, "policy") as client:
             return _diff(client, args) if args.verb == "diff" else _status(client, args)
     except KubeError as error:
-        from dra.cli.main import print_error
-
         print_error(error)
-        return EXIT_TROUBLE
+    except ExceptionGroup as all_wrong:
+        wrong, others = all_wrong.split(ConfigError)
+        if wrong is None or others is not None:
+            raise
+        for each in wrong.exceptions:
+            assert isinstance(each, ConfigError)
+            print_error(each)
+    return EXIT_TROUBLE
 
 
 def _diff(client: KubeClient, args: argparse.Namespace) -> int:
@@ -184,8 +191,11 @@ def _policies_in(files: list[str]) -> list[dict[str, Any]]:
     from dra.diagnose.validate_source import read_manifests
 
     manifests, findings, _ = read_manifests(files)
-    for finding in findings:
-        raise ConfigError("DRA-POLICY-FILE", finding.told(), remedy="Mend the file.")
+    if findings:
+        raise ExceptionGroup(
+            "files that cannot be read",
+            [ConfigError("DRA-POLICY-FILE", each.told(), remedy="Mend the file.") for each in findings],
+        )
     found = [manifest.value for manifest in manifests if manifest.value.get("kind") == "GpuNodePolicy"]
     if files and not found:
         raise ConfigError(
@@ -201,8 +211,11 @@ def _from_mig_parted(args: argparse.Namespace) -> int:
     from dra.diagnose.validate_source import read_manifests
 
     manifests, findings, _ = read_manifests([args.file])
-    for finding in findings:
-        raise ConfigError("DRA-MIG-PARTED", finding.told(), remedy="Mend the file.")
+    if findings:
+        raise ExceptionGroup(
+            "files that cannot be read",
+            [ConfigError("DRA-MIG-PARTED", each.told(), remedy="Mend the file.") for each in findings],
+        )
     for manifest in manifests:
         for body in mig_parted(manifest.value, args.name):
             print("---")

@@ -16,6 +16,7 @@ from dra.cli.columns import aligned
 from dra.cli.common_flags import Subparsers
 from dra.cli.doctor import node_context
 from dra.cli.node_view import add_node_arguments
+from dra.values.words import counted
 
 if TYPE_CHECKING:
     from dra.diagnose.cluster_top import DeviceRow
@@ -146,9 +147,8 @@ def _print_rows(rows: Sequence[DeviceRow]) -> None:
         print(line)
     free = sum(row.state == "free" and not row.taints for row in rows)
     nodes = len({row.node for row in rows})
-    print(
-        f"{len(rows)} devices on {nodes} nodes, {free} free, {sum(bool(row.taints) for row in rows)} tainted"
-    )
+    tainted = sum(bool(row.taints) for row in rows)
+    print(f"{counted(len(rows), 'device')} on {counted(nodes, 'node')}, {free} free, {tainted} tainted")
 
 
 class _Looker:
@@ -221,7 +221,7 @@ def print_table(top: Top) -> None:
     """Print for people."""
     held = sum(bool(row.holders) for row in top.rows)
     moment = time.strftime("%H:%M:%S", time.localtime(top.taken))
-    print(f"{moment}  driver {top.driver_version or '-'}  {len(top.rows)} devices, {held} held")
+    print(f"{moment}  driver {top.driver_version or '-'}  {counted(len(top.rows), 'device')}, {held} held")
     lines = [_COLUMNS, *(line for row in top.rows for line in _lines(row))]
     for line in aligned(lines, gap=2):
         print(line)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dra.cli.common_flags import Subparsers
+from dra.values.words import counted
 
 if TYPE_CHECKING:
     from dra.diagnose.validate_fit import KnownDevice
@@ -52,9 +53,9 @@ def _print_text(report: Report) -> None:
             print(f"    {line}")
         if finding.remedy:
             print(f"    {finding.remedy}")
-    counts = f"{report.count('error')} errors, {report.count('warning')} warnings"
+    counts = ", ".join(counted(report.count(each), each) for each in ("error", "warning"))
     skipped = f" ({report.skipped} of other kinds not checked)" if report.skipped else ""
-    print(f"{report.objects} objects checked{skipped}: {counts}", file=sys.stderr)
+    print(f"{counted(report.objects, 'object')} checked{skipped}: {counts}", file=sys.stderr)
 
 
 def known_devices() -> Iterator[KnownDevice]:

@@ -235,21 +235,29 @@ def with_files(
     """Give the policies that there would be, were the files applied and some deleted.
 
     Raises:
-        ConfigError: DRA-POLICY-INVALID for one of the files; DRA-POLICY-UNKNOWN for a name to delete that is not there.
+        ExceptionGroup: of ConfigErrors, all that is wrong: DRA-POLICY-INVALID for each policy of the files that is not
+            valid; DRA-POLICY-UNKNOWN for each name to delete that is not there.
     """
     found = {str((body.get("metadata") or {}).get("name")): dict(body) for body in current}
-    for name in deleted:
-        if found.pop(name, None) is None:
-            raise ConfigError(
-                "DRA-POLICY-UNKNOWN", f"there is no GpuNodePolicy {name}", remedy="See `dra policy status`."
-            )
+    wrong = [
+        ConfigError(
+            "DRA-POLICY-UNKNOWN", f"there is no GpuNodePolicy {name}", remedy="See `dra policy status`."
+        )
+        for name in deleted
+        if found.pop(name, None) is None
+    ]
     for body in written:
         name = str((body.get("metadata") or {}).get("name"))
         known = (found.get(name) or {}).get("metadata") or {}
         # It keeps its age, which decides between equals.
         metadata = {"creationTimestamp": known.get("creationTimestamp"), **(body.get("metadata") or {})}
         found[name] = {**body, "metadata": metadata}
-        decode_policy(found[name])
+        try:
+            decode_policy(found[name])
+        except ConfigError as error:
+            wrong.append(error)
+    if wrong:
+        raise ExceptionGroup("policies that cannot be", wrong)
     return tuple(read_policy(body) for body in found.values())
 
 

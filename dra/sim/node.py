@@ -65,6 +65,11 @@ class SimulatedNode:
         self.pci = PciControl(root)
         self.kernel = SimulatedKernel(root)
 
+    @staticmethod
+    def lives_in(root: Path) -> bool:
+        """Tell whether a node has been made below `root`; makes nothing."""
+        return StateStore(root / SIM_FOLDER).exists()
+
     def _make(
         self, profile: MachineProfile, *, layout: str, salt: str, fresh: bool, real_nodes: bool | None
     ) -> None:

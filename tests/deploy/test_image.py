@@ -12,7 +12,6 @@ import re
 import subprocess
 import sys
 import tarfile
-from pathlib import Path
 
 import pytest
 
@@ -160,14 +159,8 @@ def test_what_was_assembled_runs_with_nothing_else_on_its_path(tmp_path):
     for command in COMMANDS:
         done = run(tmp_path / "root", command, "--help")
         assert done.returncode == 0, (command, done.stderr)
-    node = Path(tmp_path / "n")
     found = run(tmp_path / "root", "inventory", "--simulate", "t4-x1")
     assert found.returncode == 0 and "Tesla T4" in found.stdout, found.stderr
-    assert (
-        run(
-            tmp_path / "root", "doctor", "--simulate", "t4-x1", "--host-root", str(node), "--offline"
-        ).returncode
-        >= 10
-    )
+    assert run(tmp_path / "root", "doctor", "--simulate", "t4-x1", "--offline").returncode >= 10
     # A read-only root: nothing was written into it.
     assert digest_of(tmp_path / "root") == before

@@ -44,7 +44,7 @@ def test_a_prepared_claim_is_well_and_three_ways_to_break_it_are_three_findings(
     # The node itself: nothing of this claim is wrong.
     report, _ = doctor(node, capsys)
     assert report["brokenRung"] is None
-    assert any(rung["text"].startswith("1 claims prepared") for rung in report["rungs"])
+    assert any(rung["text"].startswith("1 claim prepared") for rung in report["rungs"])
     try:
         break_and_look(node, capsys, uid)
     finally:

@@ -20,6 +20,7 @@ from dra.host.boot import boot_id
 from dra.host.driver_files import find_driver_files
 from dra.host.paths import strip_root
 from dra.host.proc import device_majors, kernel_driver_version
+from dra.values.words import counted
 
 
 class ClaimLadder:
@@ -249,7 +250,7 @@ class ClaimLadder:
             )
         if record.cdi_sha256 and hashlib.sha256(path.read_bytes()).hexdigest() != record.cdi_sha256:
             findings.append(warning("DRA-CDI-FILE-CHANGED", f"{path} is not as the driver wrote it", rewrite))
-        return Looked(f"{path.name}, {len(spec.names())} devices", tuple(findings))
+        return Looked(f"{path.name}, {counted(len(spec.names()), 'device')}", tuple(findings))
 
     def _look_at_device_files(self) -> Looked:
         assert self.ctx is not None
@@ -265,7 +266,7 @@ class ClaimLadder:
             at = str(node.get("hostPath") or path)
             seen = read_node(view, strip_root(at, spelling) or at, stand_ins=self.ctx.paths.stand_in_nodes)
             findings += _node_findings(path, node, None if seen is None else (seen.major, seen.minor), majors)
-        return Looked(f"{len(nodes)} device nodes", tuple(findings))
+        return Looked(f"{counted(len(nodes), 'device node')}", tuple(findings))
 
     def _look_at_driver_files(self) -> Looked:
         assert self.ctx is not None

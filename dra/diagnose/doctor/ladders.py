@@ -28,6 +28,7 @@ from dra.diagnose.doctor.published_rungs import (
 from dra.diagnose.doctor.runtime_rung import look_at_runtime
 from dra.diagnose.explain.cluster import CLAIM, CLASS, NODE, POD, SLICE, Cluster, Json, full_name
 from dra.diagnose.explain.plugin_state import DriverState
+from dra.values.words import counted
 
 GPU_CLASS, EXTENDED_NAME = "gpu.nvidia.com", "nvidia.com/gpu"
 _GPU_LABELS = ("nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present")
@@ -160,7 +161,7 @@ def _look_at_claims_on(cluster: Cluster, name: str, driver: str) -> Looked:
         for pod in cluster.all(POD)
         if (pod.get("spec") or {}).get("nodeName") == name and not is_done(pod)
     ]
-    return Looked(f"{len(here)} claims allocated there", tuple(privileged_pods(pods)))
+    return Looked(f"{counted(len(here), 'claim')} allocated there", tuple(privileged_pods(pods)))
 
 
 def _results(claim: Json, driver: str) -> list[Json]:
@@ -304,7 +305,7 @@ def _look_at_all_slices(cluster: Cluster, driver: str) -> Looked:
                     "The garbage collector removes them; delete them if it does not.",
                 )
             )
-    return Looked(f"{len(nodes)} pools, {devices} devices", tuple(findings))
+    return Looked(f"{counted(len(nodes), 'pool')}, {counted(devices, 'device')}", tuple(findings))
 
 
 def _look_at_all_claims(cluster: Cluster, driver: str) -> Looked:
@@ -335,4 +336,4 @@ def _look_at_all_claims(cluster: Cluster, driver: str) -> Looked:
                 "dra explain claim/NAME says why.",
             )
         )
-    return Looked(f"{len(allocated)} claims allocated, {waiting} wait", tuple(findings))
+    return Looked(f"{counted(len(allocated), 'claim')} allocated, {waiting} wait", tuple(findings))

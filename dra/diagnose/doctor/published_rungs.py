@@ -14,6 +14,7 @@ from dra.errors import DraError
 from dra.host.boot import boot_id
 from dra.prepare import set_aside
 from dra.prepare.record import Record, decode_record
+from dra.values.words import counted
 
 # Pods that see all GPUs whatever was allocated are expected in these namespaces.
 _SYSTEM = ("kube-system", "gpu-operator", "nvidia-gpu-operator", "dra-driver-nvidia-gpu")
@@ -167,7 +168,9 @@ def look_at_claims(ctx: NodeContext) -> Looked:
     )
     findings += _foreign_checkpoint(ctx)
     prepared = sum(1 for each in records if each.record is not None and each.record.is_complete(now))
-    return Looked(f"{prepared} claims prepared, {len(records)} records", tuple(findings))
+    return Looked(
+        f"{counted(prepared, 'claim')} prepared, {counted(len(records), 'record')}", tuple(findings)
+    )
 
 
 def _record_findings(ctx: NodeContext, each: RecordOnDisk, now: str, specs: set[str]) -> Iterator[Finding]:

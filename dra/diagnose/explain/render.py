@@ -7,6 +7,7 @@ from typing import Any
 
 from dra.diagnose.explain.devices import detail_of
 from dra.diagnose.explain.model import STAGES, Explanation, NodeOutcome, Reason, RequestOutcome
+from dra.values.words import counted
 
 # Causes in the short form.
 MAX_REASONS = 4
@@ -37,7 +38,7 @@ def _lines(answer: Explanation, *, wide: bool) -> Iterator[str]:
         if first or wide or reason.code not in _SIDE:
             yield from _reason(reason)
     if len(answer.reasons) > len(reasons):
-        yield f"… and {len(answer.reasons) - len(reasons)} more causes (-o wide)"
+        yield f"… and {counted(len(answer.reasons) - len(reasons), 'more cause')} (-o wide)"
     if answer.scheduler_message and (wide or any(reason.code == "fits-now" for reason in answer.reasons)):
         yield f"scheduler: {answer.scheduler_message}"
     if wide:

@@ -22,6 +22,7 @@ from dra.diagnose.explain.remedies import (
 )
 from dra.diagnose.explain.requests import Asked
 from dra.diagnose.explain.written import Written
+from dra.values.words import counted
 
 # Lines of one reason in the short form; all nodes are in the wide one.
 MAX_LINES = 4
@@ -231,7 +232,7 @@ class Summary:
                 f"{node.name}: " + "; ".join(f"{_names(d)} by {h}" for h, d in list(by_holder.items())[:3])
             )
             if len(by_holder) > 3:
-                lines[-1] += f"; {len(by_holder) - 3} more holders"
+                lines[-1] += f"; {counted(len(by_holder) - 3, 'more holder')}"
             if len(lines) >= MAX_LINES:
                 break
         for _, outcome in outcomes:
@@ -277,7 +278,7 @@ class Summary:
                 shown = "; ".join(
                     f"{_names(devices)} by {holder}" for holder, devices in list(users.items())[:3]
                 )
-                more = f"; {len(users) - 3} more holders" if len(users) > 3 else ""
+                more = f"; {counted(len(users) - 3, 'more holder')}" if len(users) > 3 else ""
                 lines.append(f"{node.name}: in use: {shown}{more}")
         return message, remedy, lines
 

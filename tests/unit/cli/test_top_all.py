@@ -130,4 +130,4 @@ def test_a_cluster_is_read_where_no_files_are_named(tmp_path, capsys):
         kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
         assert main(["top", "--all", "--kubeconfig", str(kubeconfig)]) == 0
         assert {line.method for line in server.requests.all()} == {"GET"}
-    assert capsys.readouterr().out.splitlines()[-1] == "2 devices on 1 nodes, 2 free, 0 tainted"
+    assert capsys.readouterr().out.splitlines()[-1] == "2 devices on 1 node, 2 free, 0 tainted"

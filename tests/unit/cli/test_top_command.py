@@ -270,3 +270,19 @@ def test_durations_are_for_people():
     assert [duration(s) for s in (0, 59, 60, 1800, 7200, 5 * 3600, 200_000)] == [
         "0 s", "59 s", "1 min", "30 min", "2 h", "5 h", "2 d",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words", [["top", "--once"], ["doctor", "--offline"], ["inventory"]], ids=lambda words: words[0]
+)
+def test_a_look_at_a_machine_that_is_not_there_makes_none(tmp_path, capsys, words):
+    place = tmp_path / "typo"
+    assert main([*words, "--simulate", "l40s-x4", "--host-root", str(place)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error: DRA-CLI-HOST-ROOT: --host-root {place} holds no simulated node\n")
+    assert "leave --host-root out" in err
+    assert not place.exists()
+    place.mkdir()
+    assert main([*words, "--simulate", "l40s-x4", "--host-root", str(place)]) == 2
+    assert list(place.iterdir()) == []

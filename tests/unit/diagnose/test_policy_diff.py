@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
+import yaml
 
 from dra.api.policy import decode_policy, read_policy
 from dra.cli.main import main
@@ -92,8 +95,9 @@ def test_conflicts_after_the_change_are_told_and_a_file_keeps_the_age_of_what_it
     found = diff_policies([], after, labels={}, gpus=gpus)
     assert found.changes[0].after == "memory"
     assert "old, counts" in found.conflicts[0]
-    with pytest.raises(ConfigError, match="no GpuNodePolicy nobody"):
+    with pytest.raises(ExceptionGroup) as wrong:
         with_files([old], [], ["nobody"])
+    assert "there is no GpuNodePolicy nobody" in str(wrong.value.exceptions[0])
     assert [each.name for each in with_files([old, other], [], ["old"])] == ["other"]
 
 
@@ -180,8 +184,34 @@ def test_an_invalid_policy_in_the_cluster_holds_its_nodes_and_leaves_the_others_
     found = diff_policies(current, with_files([bad], [mended]), labels=labels, gpus=gpus)
     assert [(each.node, each.block) for each in found.changes] == [("n1", "sharing")]
     assert found.held == ()
-    with pytest.raises(ConfigError, match="DRA-POLICY-INVALID"):
-        with_files([], [bad])
+
+
+def test_all_that_is_wrong_with_the_files_is_said_at_once(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("dra.cli.policy.cluster_client", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr("dra.cli.policy._list", lambda *_: ())
+    file = tmp_path / "p.yaml"
+    file.write_text(
+        yaml.safe_dump_all(
+            [
+                policy("one", {"timeSlice": "Forever"}),
+                policy("good", SHARES),
+                policy("two", {"sharing": "much"}),
+            ]
+        )
+    )
+    assert main(["policy", "diff", str(file), "--delete", "nobody"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    said = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert [line.split(": ")[1] for line in said] == [
+        "DRA-POLICY-UNKNOWN",
+        "DRA-POLICY-INVALID",
+        "DRA-POLICY-INVALID",
+    ]
+    assert "GpuNodePolicy one" in said[1] and "GpuNodePolicy two" in said[2]
+    file.write_text("a: [\n---\nb: }\n")
+    assert main(["policy", "diff", str(file)]) == 2
+    assert capsys.readouterr().err.count("error: DRA-POLICY-FILE") == 2
 
 
 def test_nodes_that_stand_still_are_named_in_the_status():
