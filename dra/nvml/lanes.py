@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
 from dra.errors import DraError, HostError, StackError
 from dra.nvml.errors import HUNG, hung
+from dra.nvml.patience import AwakePatience
 from dra.telemetry.threads import start_thread
 
 T = TypeVar("T")
@@ -23,56 +24,37 @@ T = TypeVar("T")
 MAX_THREADS = 32
 # Idle workers that are kept; a scan needs one, a prepare beside it another.
 KEEP_IDLE = 2
-# A wait of so long that took so much longer is one in which the process did not run.
-_SLICE_SECONDS = 0.5
-_OVERSLEPT_SECONDS = 1.0
+# As long as calls of a batch wait and none ends, another worker joins after each of these.
+JOIN_SECONDS = 0.05
 
 
 class Job:
-    """One call on its way: `abandoned` once nobody waits for it any more."""
+    """One call on its way: `abandoned` once nobody waits for it any more. `started`: when a worker took it."""
 
-    __slots__ = ("abandoned", "call", "discard", "done", "error", "finished", "result", "started", "subject")
+    __slots__ = ("abandoned", "call", "discard", "error", "finished", "result", "started", "subject")
 
     def __init__(
-        self,
-        subject: str,
-        call: Callable[[], object],
-        *,
-        discard: Callable[[Any], None] | None,
-        started: float,
+        self, subject: str, call: Callable[[], object], *, discard: Callable[[Any], None] | None = None
     ) -> None:
         self.subject = subject
         self.call = call
         self.discard = discard
-        self.started = started
-        self.done = threading.Event()
+        self.started = 0.0
         self.finished = False
         self.abandoned = False
         self.result: object = None
         self.error: BaseException | None = None
 
 
-class AwakePatience:
-    """How long a caller still waits, counted in the time in which this process ran. One thread uses it.
+class Work:
+    """Jobs that workers take one after the other. `left`: those that have not ended; `done` when none has not."""
 
-    While the process is stopped (a paused machine, a frozen pod) no answer can arrive either: a call that was under way
-    when that began has not hung.
-    """
+    __slots__ = ("done", "left", "waiting")
 
-    def __init__(self, seconds: float, *, clock: Callable[[], float]) -> None:
-        self._left, self._clock = seconds, clock
-
-    def wait_for(self, event: threading.Event) -> bool:
-        """Wait until the event is set or the patience is at an end; whether it is set."""
-        while self._left > 0:
-            asked = min(self._left, _SLICE_SECONDS)
-            began = self._clock()
-            if event.wait(asked):
-                self._left -= min(asked, self._clock() - began)
-                return True
-            if self._clock() - began < asked + _OVERSLEPT_SECONDS:
-                self._left -= asked
-        return event.is_set()
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        self.waiting = deque(jobs)
+        self.left = len(self.waiting)
+        self.done = threading.Event()
 
 
 _current = threading.local()
@@ -103,7 +85,7 @@ class CallLanes:
         self._clock = clock
         self._on_recovered = on_recovered
         self._changed = threading.Condition()
-        self._idle: list[SimpleQueue[Job | None]] = []
+        self._idle: list[SimpleQueue[Work | None]] = []
         self._threads = 0
         self._stuck: Counter[str] = Counter()
         self._stuck_since: dict[str, float] = {}
@@ -129,60 +111,89 @@ class CallLanes:
                 same subject is still stuck, or no worker came free in time.
             HostError: DRA-HOST-NO-THREADS.
         """
-        job = self._start(subject, call, discard, deadline_seconds)
-        outcome = self._finish(job, AwakePatience(deadline_seconds, clock=self._clock), deadline_seconds)
+        job = Job(subject, call, discard=discard)
+        work = Work([job])
+        self._worker_for(deadline_seconds, subject=subject).put(work)
+        AwakePatience(deadline_seconds, clock=self._clock).wait_for(work.done)
+        late = self._leave(work, [job], deadline_seconds)
         if job.error is not None:
             raise job.error
-        if outcome is not None:
-            raise outcome
+        if late:
+            raise late[subject]
         return cast("T", job.result)
 
     def run_each(
         self, calls: Mapping[str, Callable[[], T]], *, deadline_seconds: float
     ) -> dict[str, T | DraError]:
-        """Run one call for each subject, all at once; what each gave, or the DraError that it raised.
+        """Run one call for each subject; what each gave, or the DraError that it raised.
 
-        One that hangs costs the others nothing but the wait.
+        One worker does them one after the other; as long as some wait and none ends, another one joins every
+        JOIN_SECONDS. So quick calls cost one worker, and slow ones run beside each other: one that hangs costs the
+        others next to nothing.
         """
-        patience = AwakePatience(deadline_seconds, clock=self._clock)
-        jobs: dict[str, Job | DraError] = {}
+        results: dict[str, T | DraError] = {}
+        jobs: list[Job] = []
         for subject, call in calls.items():
             try:
-                jobs[subject] = self._start(subject, call, None, deadline_seconds)
+                self.check(subject)
             except DraError as error:
-                jobs[subject] = error
-        results: dict[str, T | DraError] = {}
-        for subject, job in jobs.items():
-            if isinstance(job, DraError):
-                results[subject] = job
-                continue
-            late = self._finish(job, patience, deadline_seconds)
+                results[subject] = error
+            else:
+                jobs.append(Job(subject, call))
+        work = Work(jobs)
+        why = self._have_done(work, deadline_seconds) if jobs else None
+        results.update(self._leave(work, jobs, deadline_seconds, unbegun=why))
+        for job in jobs:
             if job.error is not None and not isinstance(job.error, DraError):
                 raise job.error
-            results[subject] = late or job.error or cast("T", job.result)
-        return results
+            if job.subject not in results:
+                results[job.subject] = job.error or cast("T", job.result)
+        return {subject: results[subject] for subject in calls}
 
-    def _start(
-        self,
-        subject: str,
-        call: Callable[[], object],
-        discard: Callable[[Any], None] | None,
-        wait_seconds: float,
-    ) -> Job:
-        job = Job(subject, call, discard=discard, started=self._clock())
-        self._worker_for(subject, wait_seconds).put(job)
-        return job
+    def _have_done(self, work: Work, deadline_seconds: float) -> DraError | None:
+        """Wait for the jobs while workers do them; why one that nobody has taken was not, if it is known."""
+        # All are taken in time, however many hang.
+        pause = min(JOIN_SECONDS, deadline_seconds / (2 * work.left))
+        why = self._join(work, deadline_seconds)
+        if why is not None:
+            return why
+        patience = AwakePatience(deadline_seconds, clock=self._clock)
+        left = work.left
+        while work.waiting and not patience.wait_for(work.done, at_most=pause) and not patience.over:
+            if work.left == left:
+                why = self._join(work, 0.0)
+            left = work.left
+        patience.wait_for(work.done)
+        return why
 
-    def _finish(self, job: Job, patience: AwakePatience, deadline_seconds: float) -> DraError | None:
-        """Wait for a job; an error (and the job left behind) when it is late."""
-        if not patience.wait_for(job.done):
-            with self._changed:
-                if not job.finished:
-                    job.abandoned = True
-                    self._stuck[job.subject] += 1
-                    self._stuck_since.setdefault(job.subject, job.started)
-                    return hung(job.subject, seconds=deadline_seconds)
+    def _join(self, work: Work, wait_seconds: float) -> DraError | None:
+        try:
+            self._worker_for(wait_seconds).put(work)
+        except DraError as error:
+            return error
         return None
+
+    def _leave(
+        self, work: Work, jobs: Iterable[Job], deadline_seconds: float, *, unbegun: DraError | None = None
+    ) -> dict[str, DraError]:
+        """Wait no longer: give the errors of the jobs that are late, by subject. They are left behind."""
+        errors: dict[str, DraError] = {}
+        with self._changed:
+            never_begun = set(work.waiting)
+            work.waiting.clear()
+            for job in jobs:
+                if job.finished:
+                    continue
+                late = hung(job.subject, seconds=deadline_seconds)
+                if job in never_begun:
+                    # The GPU was not asked, so nothing is stuck in it.
+                    errors[job.subject] = unbegun or late
+                    continue
+                job.abandoned = True
+                self._stuck[job.subject] += 1
+                self._stuck_since.setdefault(job.subject, job.started)
+                errors[job.subject] = late
+        return errors
 
     @property
     def hung(self) -> dict[str, float]:
@@ -215,7 +226,7 @@ class CallLanes:
         if since is not None:
             raise hung(subject, seconds=self._clock() - since)
 
-    def _worker_for(self, subject: str, wait_seconds: float) -> SimpleQueue[Job | None]:
+    def _worker_for(self, wait_seconds: float, *, subject: str = "") -> SimpleQueue[Work | None]:
         with self._changed:
             self._check(subject)
             if not self._idle and self._threads >= self._max_threads:
@@ -232,7 +243,7 @@ class CallLanes:
                     remedy="Look for 'NVRM' in the kernel log (dmesg); drain and reboot the node.",
                 )
             self._threads += 1
-        queue: SimpleQueue[Job | None] = SimpleQueue()
+        queue: SimpleQueue[Work | None] = SimpleQueue()
         try:
             start_thread(threading.Thread(target=self._work, args=(queue,), name="nvml-call", daemon=True))
         except HostError:
@@ -243,32 +254,49 @@ class CallLanes:
             raise
         return queue
 
-    def _work(self, queue: SimpleQueue[Job | None]) -> None:
-        while (job := queue.get()) is not None:
-            _current.job = job
-            try:
-                job.result = job.call()
-            except BaseException as error:  # handed to the caller, whatever it is
-                job.error = error
-            _current.job = None
-            with self._changed:
-                job.finished = True
-            if job.abandoned and job.discard is not None and job.error is None:
-                job.discard(job.result)
-            with self._changed:
-                recovered = job.abandoned and self._unstick(job.subject)
-                stay = len(self._idle) < KEEP_IDLE
-                if stay:
-                    self._idle.append(queue)
-                else:
-                    self._threads -= 1
-                self._changed.notify()
-            job.done.set()
-            if recovered and self._on_recovered is not None:
-                self._on_recovered(job.subject)
-            del job  # an idle worker keeps nothing alive
-            if not stay:
-                return
+    def _work(self, queue: SimpleQueue[Work | None]) -> None:
+        stay = True
+        while stay and (work := queue.get()) is not None:
+            job, stay = self._next(work, queue)
+            while job is not None:
+                self._call(job)
+                with self._changed:
+                    recovered = job.subject if job.abandoned and self._unstick(job.subject) else None
+                    work.left -= 1
+                    # Idle before the caller knows: its next call finds this worker.
+                    job, stay = self._next(work, queue)
+                if work.left == 0:
+                    work.done.set()
+                if recovered is not None and self._on_recovered is not None:
+                    self._on_recovered(recovered)
+            del work  # an idle worker keeps nothing alive
+
+    def _next(self, work: Work, queue: SimpleQueue[Work | None]) -> tuple[Job | None, bool]:
+        """Take a job; where none waits the worker is idle, or ends. (The job, whether the worker stays.)"""
+        with self._changed:
+            if work.waiting:
+                job = work.waiting.popleft()
+                job.started = self._clock()
+                return job, True
+            stay = len(self._idle) < KEEP_IDLE
+            if stay:
+                self._idle.append(queue)
+            else:
+                self._threads -= 1
+            self._changed.notify()
+            return None, stay
+
+    def _call(self, job: Job) -> None:
+        _current.job = job
+        try:
+            job.result = job.call()
+        except BaseException as error:  # handed to the caller, whatever it is
+            job.error = error
+        _current.job = None
+        with self._changed:
+            job.finished = True
+        if job.abandoned and job.discard is not None and job.error is None:
+            job.discard(job.result)
 
     def _unstick(self, subject: str) -> bool:
         self._stuck[subject] -= 1
