@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import stat
 import threading
 import time
@@ -16,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dra.errors import ValueFormatError
+from dra.errors import HostError, ValueFormatError
+from dra.host.file_watch import ATTRIBUTES, MODIFIED, SELF_DELETED, SELF_MOVED, FileWatch
 from dra.telemetry.log import get_logger
 from dra.telemetry.threads import start_thread
 from dra.values import PciAddress
@@ -32,8 +32,13 @@ _XID = re.compile(
 _RECORD = 8192
 _PIECE = 1 << 16
 _LONGEST_LINE = 1 << 16
-# How often a plain file or a pipe without a writer is looked at; the device itself wakes its readers.
+# The device itself wakes its readers, and of a plain file inotify tells. A pipe without a writer, and a file for which no
+# inotify instance is left, are looked at so often,
 POLL_SECONDS = 0.3
+# and a file that is watched still this often.
+FALLBACK_SECONDS = 10.0
+# Written, cut off, deleted (of a file that is open the kernel tells one link less), replaced.
+_OF_A_FILE = MODIFIED | ATTRIBUTES | SELF_DELETED | SELF_MOVED
 # After the log could not be opened.
 RETRY_SECONDS = 30.0
 
@@ -88,7 +93,7 @@ class KernelLog:
         self._retry_seconds = retry_seconds
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._stopper = -1
+        self._files: FileWatch | None = None
         self._why = "the kernel log was not opened yet"
         self._heard = False
 
@@ -99,23 +104,27 @@ class KernelLog:
 
     def start(self) -> None:
         """Start the thread. Raises HostError."""
-        self._stopper = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        thread = threading.Thread(target=self._run, name="kernel-log", daemon=True)
-        start_thread(thread)
-        self._thread = thread
+        files = FileWatch()
+        thread = threading.Thread(target=self._run, args=(files,), name="kernel-log", daemon=True)
+        try:
+            start_thread(thread)
+        except HostError:
+            files.close()
+            raise
+        self._files, self._thread = files, thread
 
     def stop(self, *, timeout_seconds: float = 2.0) -> None:
         """End the thread."""
         self._stop.set()
-        if self._thread is None:
+        if self._thread is None or self._files is None:
             return
-        os.eventfd_write(self._stopper, 1)
+        self._files.wake()
         self._thread.join(timeout_seconds)
         if not self._thread.is_alive():
-            os.close(self._stopper)
+            self._files.close()
             self._thread = None
 
-    def _run(self) -> None:
+    def _run(self, files: FileWatch) -> None:
         while not self._stop.is_set():
             pause = self._retry_seconds
             try:
@@ -124,7 +133,7 @@ class KernelLog:
                 self._say(f"{self._path} cannot be opened: {error.strerror}")
             else:
                 try:
-                    self._read(descriptor)
+                    self._read(descriptor, files)
                     pause = POLL_SECONDS
                 except OSError as error:
                     self._say(f"{self._path} cannot be read: {error.strerror}")
@@ -142,17 +151,18 @@ class KernelLog:
         log.info("kernel_log_read", path=str(self._path), why=why)
         self._changed()
 
-    def _read(self, descriptor: int) -> None:
+    def _read(self, descriptor: int, files: FileWatch) -> None:
         mode = os.fstat(descriptor).st_mode
         device = stat.S_ISCHR(mode)
         if (self._after is None or self._heard) and not stat.S_ISFIFO(mode):
             os.lseek(descriptor, 0, os.SEEK_END)
         self._heard = True
         self._say("")
-        poll = select.poll()
-        poll.register(self._stopper, select.POLLIN)
-        if device:
-            poll.register(descriptor, select.POLLIN)
+        pause: float | None = None
+        if not device:
+            # Before the first look at what stands there: a change after that is told.
+            heard = stat.S_ISREG(mode) and files.follow(self._path, _OF_A_FILE)
+            pause = FALLBACK_SECONDS if heard else POLL_SECONDS
         rest = b""
         while not self._stop.is_set():
             try:
@@ -169,7 +179,7 @@ class KernelLog:
                 continue
             if not device and self._is_another(descriptor):
                 return
-            poll.poll(None if device else POLL_SECONDS * 1000)
+            files.wait(pause, also=descriptor if device else -1)
 
     def _is_another(self, descriptor: int) -> bool:
         """Whether a file that stands for the device was replaced or cut off, as a simulated reboot does."""

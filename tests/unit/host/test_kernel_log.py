@@ -7,6 +7,8 @@ import threading
 
 import pytest
 
+from dra.host import kernel_log
+from dra.host.file_watch import FileWatch
 from dra.host.kernel_log import KernelLog, KernelXid, parse_record
 from dra.values import PciAddress
 
@@ -108,6 +110,52 @@ def test_a_log_that_is_not_there_is_waited_for_and_one_that_was_replaced_is_read
         with told.changed:
             if told.changed.wait_for(lambda: 2 in told.heard, 0.5):
                 break
+
+
+@pytest.mark.parametrize("instances", ["some left", "none left"])
+def test_a_plain_file_is_heard_at_once_without_being_polled_where_the_system_can_tell(
+    tmp_path, listen, monkeypatch, instances
+):
+    monkeypatch.setattr(kernel_log, "POLL_SECONDS", 0.01)
+    if instances == "some left":
+        # Only the news of the file system end a wait.
+        monkeypatch.setattr(kernel_log, "FALLBACK_SECONDS", 3600.0)
+    else:
+        monkeypatch.setattr(FileWatch, "follow", lambda *_: False)
+    path = tmp_path / "kmsg"
+    path.write_text("")
+    log, told = listen(path, after=0.0)
+    append(path, line(1))
+    told.wait(1)
+    # Cut off, written anew under the same name, gone: what follows is another log.
+    heard = 1
+    for replace in (
+        lambda: path.write_text(""),
+        lambda: (tmp_path / "new").write_text("") or (tmp_path / "new").rename(path),
+        lambda: path.unlink() or path.write_text(""),
+    ):
+        replace()
+        heard += 1
+        while True:
+            append(path, line(heard))
+            with told.changed:
+                if told.changed.wait_for(lambda: heard in told.heard, 0.1):  # noqa: B023
+                    break
+    assert log.why == ""
+
+
+def test_a_reader_that_was_stopped_leaves_nothing_open(tmp_path):
+    path = tmp_path / "kmsg"
+    path.write_text("")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        opened = threading.Event()
+        log = KernelLog(path, lambda _xid: None, changed=opened.set)
+        log.start()
+        assert opened.wait(60)
+        log.stop(timeout_seconds=60)
+        log.stop()
+    assert len(os.listdir("/proc/self/fd")) < before + 20
 
 
 def test_a_pipe_is_read_too(tmp_path, listen):
