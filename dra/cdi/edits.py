@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dra.cdi.checked import CheckedSpec, RootPart
+from dra.cdi.checked import RootPart, SpecParts
 from dra.cdi.exposure import CommonEdits, common_edits, hook
 from dra.cdi.model import CdiDevice, CdiOptions, DeviceNode, Mount, NodeFiles, SpecDict
 from dra.cdi.spec import device_name, kind_of, version_for
@@ -55,8 +55,8 @@ def complete_claim_spec(
     options: CdiOptions,
     env: tuple[str, ...],
     root: RootPart,
-) -> CheckedSpec:
-    """Give what `build_claim_spec` gives, checked, from `env` and `root` of common edits that the caller has already.
+) -> SpecParts:
+    """Give what `build_claim_spec` gives, checked and as text, from `env` and `root` of common edits that the caller has already.
 
     Raises:
         BugError: DRA-CDI-DEVICES, as `build_claim_spec`; DRA-CDI-INVALID.

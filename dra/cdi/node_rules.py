@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ CONTROL_NODES = (
 )
 
 
+@functools.lru_cache(maxsize=64)
 def gpu_rule(minor: int) -> NodeRule:
     """Give the rule of a GPU's own node."""
     return NodeRule(f"/dev/nvidia{minor}", FRONTEND_NAMES, minor)

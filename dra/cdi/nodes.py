@@ -11,6 +11,7 @@ every reload of the modules, and a node on disk may be older than that.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import stat
@@ -105,8 +106,9 @@ class NodeSource:
             # The kernel names no NVIDIA driver at all although NVML answered: /proc/devices is not the one of the
             # machine that the nodes belong to (a nested node, a stand-in library). The nodes know their numbers.
             return replace(seen, mode=seen.mode or rule.mode, host_path=self._host_path(rule, root))
-        mode = seen.mode or rule.mode
-        return replace(seen, major=known, minor=rule.minor, mode=mode, host_path=self._host_path(rule, root))
+        return DeviceNode(
+            rule.path, known, rule.minor, seen.mode or rule.mode, seen.gid, self._host_path(rule, root)
+        )
 
     @staticmethod
     def _host_path(rule: NodeRule, root: tuple[Path, str]) -> str:
@@ -115,9 +117,7 @@ class NodeSource:
     def _gpu_nodes(self, node: DeviceNode, address: PciAddress, root: tuple[Path, str]) -> GpuNodes:
         drm, links = [], []
         for name in drm_nodes(self._paths, address):
-            number = int(name.lstrip("cardenD"))
-            rule = NodeRule(f"/dev/dri/{name}", (), number, mode=0o660, default_major=_DRM_MAJOR)
-            found = self._look_at(rule, {}, root)
+            found = self._look_at(_drm_rule(name), {}, root)
             if found is None:
                 # Listed by sysfs, made by udev a moment later or never: a GPU computes without it.
                 continue
@@ -164,6 +164,12 @@ class NodeSource:
             return
         _log.info("device_node_made", node=str(path), major=major, minor=rule.minor)
         link_by_number(view, rule.path, major, minor=rule.minor)
+
+
+@functools.lru_cache(maxsize=64)
+def _drm_rule(name: str) -> NodeRule:
+    """Give the rule of a node of nvidia-drm (`card1`, `renderD128`)."""
+    return NodeRule(f"/dev/dri/{name}", (), int(name.lstrip("cardenD")), mode=0o660, default_major=_DRM_MAJOR)
 
 
 def read_node(root: Path, path: str, *, stand_ins: bool) -> DeviceNode | None:

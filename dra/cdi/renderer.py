@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dra.cdi.checked import CheckedSpec, RootPart
+from dra.cdi.checked import ANY_CLAIM, CheckedSpec, RootPart, SpecParts
 from dra.cdi.edits import complete_claim_spec, root_part
 from dra.cdi.exposure import CommonEdits, common_edits
 from dra.cdi.files import SpecFiles
@@ -22,7 +22,7 @@ from dra.cdi.mig_nodes import mig_capability_nodes
 from dra.cdi.model import CdiDevice, CdiOptions, NodeFiles, WantedDevice
 from dra.cdi.node_making import Runner, run_program
 from dra.cdi.nodes import ClaimNodes, NodeSource
-from dra.cdi.spec import kind_of
+from dra.cdi.spec import device_name, is_device_name, kind_of
 from dra.errors import ConfigError, StackError
 from dra.host.driver_catalog import DriverCatalog
 from dra.host.driver_files import DriverFiles
@@ -34,6 +34,8 @@ from dra.telemetry.log import get_logger
 _log = get_logger(room="cdi")
 # Without these a container has no CUDA, or no NVML.
 _REQUIRED = ("libcuda.so.", "libnvidia-ml.so.")
+# One for each GPU and partition that claims have had alone, and some for those that have several.
+_MOST_PATTERNS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,15 @@ class _Kept:
     sources: tuple[tuple[str, str], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    """The spec of any claim that has certain devices, and what it was made of."""
+
+    nodes: ClaimNodes
+    kept: _Kept
+    parts: SpecParts
+
+
 class CdiRenderer:
     """Gives the CDI specs of claims on one node. Safe for several threads."""
 
@@ -64,6 +75,7 @@ class CdiRenderer:
         self._edits: _Kept | None = None
         # By driver version; claims that are prepared at once share one look at the driver's files.
         self._looks: dict[str, SharedLook[_Kept]] = {}
+        self._patterns: dict[tuple[CdiDevice, ...], _Pattern] = {}
         self._hook_missing = False
 
     @property
@@ -89,15 +101,28 @@ class CdiRenderer:
             from dra.cdi.passthrough import passthrough_spec
 
             return passthrough_spec(self._paths, claim_uid, devices, driver=self._options.driver)
-        wanted = [self._as_cdi_device(device) for device in devices]
+        wanted = tuple(self._as_cdi_device(device) for device in devices)
         # Nodes first: making them loads the modules, which fills in the driver's version.
         nodes = self._nodes.get(
             {each.gpu_minor: each.pci_address for each in wanted if each.gpu_minor is not None}
         )
         kept = self._look(driver_version).get()
+        if not all(_is_like_others(device) and _may_be_named(claim_uid, device) for device in wanted):
+            return self._complete(claim_uid, wanted, nodes, kept).for_claim(claim_uid)
+        pattern = self._patterns.get(wanted)
+        if pattern is None or pattern.kept is not kept or pattern.nodes != nodes:
+            pattern = _Pattern(nodes, kept, self._complete(ANY_CLAIM, wanted, nodes, kept))
+            if len(self._patterns) >= _MOST_PATTERNS:
+                self._patterns.clear()
+            self._patterns[wanted] = pattern
+        return pattern.parts.for_claim(claim_uid)
+
+    def _complete(
+        self, claim_uid: str, devices: Sequence[CdiDevice], nodes: ClaimNodes, kept: _Kept
+    ) -> SpecParts:
         return complete_claim_spec(
             claim_uid=claim_uid,
-            devices=wanted,
+            devices=devices,
             node=self._node_files(kept.driver, nodes, kept.hook_path),
             options=self._options,
             env=kept.common.env,
@@ -248,6 +273,15 @@ def parse_capabilities(text: str) -> frozenset[str]:
             remedy=f"Use {', '.join(sorted(CAPABILITIES))}, or all.",
         )
     return frozenset(names)
+
+
+def _is_like_others(device: CdiDevice) -> bool:
+    """Whether a device is the same in the spec of every claim that has it, but for the claim's UID in its name."""
+    return not (device.share_id or device.extra_env or device.extra_mounts)
+
+
+def _may_be_named(claim_uid: str, device: CdiDevice) -> bool:
+    return is_device_name(device_name(claim_uid, device.name))
 
 
 def _gone(sources: tuple[tuple[str, str], ...]) -> set[str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from dra.errors import HostError
 from dra.host.paths import HostPaths
@@ -12,7 +15,7 @@ FRONTEND_NAMES = ("nvidia", "nvidia-frontend", "nvidiactl")
 _VERSION = re.compile(r"(?:Kernel Module(?:\s+for\s+\S+)?)\s+(\d+(?:\.\d+)+)", re.ASCII)
 
 
-def device_majors(paths: HostPaths) -> dict[str, int]:
+def device_majors(paths: HostPaths) -> Mapping[str, int]:
     """Give the character-device majors of this moment by driver name, from /proc/devices.
 
     Several names may share a major. Never keep the answer: a module reload changes it.
@@ -24,7 +27,9 @@ def device_majors(paths: HostPaths) -> dict[str, int]:
     """
     path = paths.proc / "devices"
     try:
-        text = path.read_text(encoding="ascii", errors="replace")
+        # Without a buffer, which would ask the kernel three more things: this is read at each prepare.
+        with path.open("rb", buffering=0) as file:
+            data = file.read()
     except OSError as error:
         raise HostError(
             "DRA-HOST-PROC-DEVICES",
@@ -32,10 +37,11 @@ def device_majors(paths: HostPaths) -> dict[str, int]:
             remedy="Mount the host's /proc, or run the plugin in a container that has one.",
             path=str(path),
         ) from error
-    return parse_device_majors(text)
+    return parse_device_majors(data.decode("ascii", "replace"))
 
 
-def parse_device_majors(text: str) -> dict[str, int]:
+@functools.lru_cache(maxsize=4)
+def parse_device_majors(text: str) -> Mapping[str, int]:
     """Read the text of /proc/devices; block devices are left out."""
     majors: dict[str, int] = {}
     for line in text.splitlines():
@@ -44,10 +50,10 @@ def parse_device_majors(text: str) -> dict[str, int]:
         number, _, name = line.strip().partition(" ")
         if number.isdigit() and name.strip():
             majors.setdefault(name.strip(), int(number))
-    return majors
+    return MappingProxyType(majors)
 
 
-def frontend_major(majors: dict[str, int]) -> int | None:
+def frontend_major(majors: Mapping[str, int]) -> int | None:
     """Give the major of /dev/nvidia<N>, nvidiactl and nvidia-modeset; None if the module is not loaded.
 
     Source: NVIDIA's open kernel modules: `nvidia` from 550.40, `nvidia-frontend` before.

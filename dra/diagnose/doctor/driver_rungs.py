@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from dra.cdi.node_making import missing_char_links
@@ -227,7 +228,7 @@ def look_at_device_nodes(ctx: NodeContext) -> Looked:
     return Looked(f"{seen} NVIDIA device nodes below {view / 'dev'}", tuple(findings))
 
 
-def _missing(rule: NodeRule, majors: dict[str, int]) -> Finding:
+def _missing(rule: NodeRule, majors: Mapping[str, int]) -> Finding:
     if not any(name in majors for name in rule.drivers):
         module = "nvidia-uvm" if "uvm" in rule.path else "nvidia"
         return error(

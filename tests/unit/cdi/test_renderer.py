@@ -8,7 +8,7 @@ import pytest
 import structlog
 import yaml
 
-from dra.cdi.model import CdiDevice, CdiOptions, Mount
+from dra.cdi.model import CdiDevice, CdiOptions, DeviceNode, Mount
 from dra.cdi.renderer import CdiRenderer, parse_capabilities
 from dra.cdi.spec import VERSIONS, check, encode, minimum_version, parse
 from dra.errors import BugError, ConfigError, StackError
@@ -27,6 +27,7 @@ from tests.unit.cdi.node import (
     make_node,
     put,
     settle,
+    stand_in,
 )
 
 GPU = CdiDevice("gpu-0", 0, BDF)
@@ -67,6 +68,35 @@ def test_the_bytes_put_together_from_kept_parts_are_those_of_the_whole_spec(path
         spec = render(renderer, *devices)
         assert spec.data == encode(dict(spec))
         assert parse(spec.data) == yaml.safe_load(spec.data) == spec
+
+
+def test_a_later_claim_gets_what_a_new_process_would_give_it_whatever_changed_meanwhile(paths, tmp_path):
+    """What claims of the same devices have in common is kept; the node may change between them."""
+    renderer = CdiRenderer(paths)
+    other = CdiDevice("gpu-1", 1, BDF, extra_nodes=(DeviceNode("/dev/nvidia-caps/nvidia-cap3", 237, 3),))
+    changes = (
+        lambda: None,
+        lambda: put(tmp_path / "proc/devices", DEVICES.replace("510", "235")),
+        lambda: stand_in(tmp_path / "dev/nvidia0", 195, 0, gid=44, mode=0o660),
+        lambda: put(tmp_path / HOOK, "#!/bin/sh\n", mode=0o755),
+        lambda: (tmp_path / "etc/OpenCL/vendors/nvidia.icd").unlink(),
+    )
+    for number, change in enumerate(changes):
+        change()
+        for devices in ([GPU], [other], [GPU, other], [GPU]):
+            uid = f"{number}f1d2b3c-1111-4222-8333-{len(devices):012d}"
+            spec = render(renderer, *devices, uid=uid)
+            assert spec.data == render(CdiRenderer(paths), *devices, uid=uid).data
+            assert [each["name"] for each in spec["devices"]] == [f"{uid}-{each.name}" for each in devices]
+
+
+def test_a_uid_that_no_device_may_be_named_by_is_refused_also_when_other_claims_had_the_device(paths):
+    renderer = CdiRenderer(paths)
+    render(renderer)
+    for uid in ('6f1d"', "-6f1d", "6f 1d", ""):
+        with pytest.raises(BugError, match="DRA-CDI-INVALID"):
+            render(renderer, uid=uid)
+    assert render(renderer)["devices"][0]["name"] == f"{UID}-gpu-0"
 
 
 def test_what_a_claim_adds_is_checked_although_the_rest_was_checked_before(paths):
