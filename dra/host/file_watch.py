@@ -63,18 +63,22 @@ class FileWatch:
             return -1
         return int(_libc().inotify_add_watch(self._notify, os.fsencode(path), events))
 
-    def wait(self, timeout_seconds: float | None, *, also: int = -1) -> None:
-        """Block until there is news, until `wake`, or until the time is over. `also`: a descriptor that may be read."""
+    def wait(self, timeout_seconds: float | None, *, also: int = -1) -> bool:
+        """Block until there is news, until `wake`, or until the time is over (then False).
+
+        `also`: a descriptor that can be read is news too; it is not read.
+        """
         poll = select.poll()
         for descriptor in (self._event, self._notify, also):
             if descriptor >= 0:
                 poll.register(descriptor, select.POLLIN)
-        poll.poll(None if timeout_seconds is None else max(1, int(timeout_seconds * 1000)))
+        news = poll.poll(None if timeout_seconds is None else max(1, int(timeout_seconds * 1000)))
         if self._notify >= 0:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._notify, _PIECE)
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._event)
+        return bool(news)
 
     def wake(self) -> None:
         """End the wait that is going on, or the next one."""

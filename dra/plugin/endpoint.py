@@ -13,7 +13,8 @@ from dra.host.files import ensure_dir
 from dra.plugin.health_service import HealthService
 from dra.plugin.prepare_service import Engine, Measure, OnFailure, PrepareService, unmeasured
 from dra.plugin.registration import Registration
-from dra.plugin.server import SocketGuard, UnixServer, build_server
+from dra.plugin.server import UnixServer, build_server
+from dra.plugin.socket_guard import SocketGuard
 from dra.plugin.sockets import SocketPaths, find_sockets_of, remove_stale
 from dra.telemetry.log import get_logger
 

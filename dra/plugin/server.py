@@ -16,11 +16,7 @@ import grpc
 from dra.errors import HostError
 from dra.pb.services import Method
 from dra.plugin.call_pool import CallPool
-from dra.plugin.sockets import hidden_path, inode_of, refuses, unlink_own
-from dra.telemetry.log import get_logger
-from dra.telemetry.threads import start_thread
-
-log = get_logger()
+from dra.plugin.sockets import hidden_path, inode_of, unlink_own
 
 # A prepare request names the claims of one pod: a mebibyte holds thousands.
 MAX_MESSAGE_BYTES = 1 << 20
@@ -31,7 +27,6 @@ MAX_STREAMS_PER_CONNECTION = 512
 MAX_CONCURRENT_CALLS = 1024
 # A client that connects and says nothing is dropped after this time.
 HANDSHAKE_TIMEOUT_MS = 5000
-_GUARD_SECONDS = 5.0
 
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -182,72 +177,3 @@ def _require_bindable(path: Path) -> None:
         remedy="Check the kubelet's root directory and the mounts of the pod.",
         path=str(path),
     )
-
-
-class SocketGuard:
-    """Re-creates the sockets of servers whose files vanish, in the order given.
-
-    A kubelet, or a careless cleaner, may empty the registry directory under a running plugin. Runs in its own
-    thread; `check` is one round.
-    """
-
-    def __init__(self, servers: Iterable[UnixServer], *, interval_seconds: float = 1.0) -> None:
-        self._servers = tuple(servers)
-        self._interval = interval_seconds
-        self._stop = threading.Event()
-        self._complained: set[Path] = set()
-        self._thread = threading.Thread(target=self._run, name="socket-guard", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        start_thread(self._thread)
-
-    def stop(self) -> None:
-        """End the thread; after this returns no socket is re-created."""
-        self._stop.set()
-        if self._thread.is_alive():
-            # A file system that hangs must not keep the driver from ending.
-            self._thread.join(_GUARD_SECONDS)
-
-    def open_all(self) -> None:
-        """Serve for the first time, taking over names that others have; what cannot be opened is tried later."""
-        for server in self._servers:
-            if not self._open(server):
-                break  # the registration is never shown before the service
-
-    def check(self) -> list[Path]:
-        """Serve again where a file is missing or refuses; gives the paths that were re-created."""
-        made = []
-        for server in self._servers:
-            if server.present:
-                self._complained.discard(server.path)
-                continue
-            if inode_of(server.path) is not None and not refuses(server.path):
-                # Another instance without a pod UID took the name over and serves: two must not fight for it.
-                self._complain(server.path, "socket_taken_over")
-                continue
-            if not self._open(server):
-                break
-            log.info("socket_recreated", path=str(server.path))
-            made.append(server.path)
-        return made
-
-    def _open(self, server: UnixServer) -> bool:
-        try:
-            server.open()
-        except HostError as error:
-            self._complain(server.path, "socket_missing", error=str(error))
-            return False
-        return True
-
-    def _complain(self, path: Path, event: str, **fields: str) -> None:
-        if path not in self._complained:
-            self._complained.add(path)
-            log.warning(event, path=str(path), **fields)
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._interval):
-            try:
-                self.check()
-            except Exception:
-                log.exception("socket_guard_failed")
