@@ -1,9 +1,13 @@
-"""Locks between threads and between processes: one file a claim, one a GPU, and NVIDIA's own.
+"""Locks between threads and between processes: a byte a claim, a file a GPU, and NVIDIA's own file.
 
-flock(2) belongs to an open file description, so that it excludes threads of one process just as well; a lock
-per name in memory stands in front of it, which wakes waiters of this process at once and in order of arrival.
-A lock file may be removed by whoever holds it: one that waited looks whether the file it locked still has the
-name. A dead process holds nothing.
+GPUs are few and stay: each has a file of its own, which a person can look at. Claims come and go by the thousand: a file
+each would be made and removed with every claim, so that all have one in common, and each locks a byte of it that
+follows from its UID. Both kinds belong to an open file description, so that they exclude threads of one process just
+as well; a lock per name in memory stands in front, which wakes waiters of this process at once and in order of arrival.
+Somebody may remove a lock file, or all of them: one that waited looks whether the file it locked still has the name.
+A dead process holds nothing.
+
+Source: flock(2); fcntl(2), open file description locks.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
+import struct
 import threading
 import time
 from collections import deque
@@ -26,6 +32,15 @@ from dra.host.files import ensure_dir, host_error
 LOCK_WAIT_SECONDS = 10.0
 _FIRST_POLL_SECONDS = 0.0005
 _LAST_POLL_SECONDS = 0.02
+CLAIM_PREFIX = "claim-"
+# Which byte a claim locks: any of 2**56, so that two claims never meet.
+_BYTES_OF_PLACE = 7
+# struct flock: type, whence, start, length, process (0 for these locks).
+_FLOCK = struct.Struct("hhqqi4x")
+
+
+# Locks what a descriptor leads to, or raises OSError at once.
+_TryLock = Callable[[int], None]
 
 
 @dataclass(slots=True)
@@ -68,28 +83,6 @@ class LockDirectory:
         """
         ensure_dir(self._path, mode=0o750)
 
-    def remove_unused(self, name: str) -> bool:
-        """Remove the file of a lock that nobody holds at this moment; whether it was removed."""
-        try:
-            with self.hold([name], what="clean-up", wait_seconds=0.0):
-                self.remove(name)
-        except HostError:
-            return False
-        return True
-
-    def remove(self, name: str) -> None:
-        """Remove the file of a lock that the caller holds."""
-        with contextlib.suppress(OSError):
-            (self._path / f"{name}.lock").unlink()
-
-    def names(self, prefix: str) -> list[str]:
-        """Give the names of the lock files that start with `prefix`."""
-        try:
-            entries = os.listdir(self._path)  # noqa: PTH208 - names are all that is wanted
-        except OSError:
-            return []
-        return [e.removesuffix(".lock") for e in entries if e.startswith(prefix) and e.endswith(".lock")]
-
     @contextlib.contextmanager
     def _hold_one(self, name: str, deadline: float, what: str) -> Iterator[None]:
         with self._turn(name, deadline, what):
@@ -120,14 +113,16 @@ class LockDirectory:
                     turn.waiting[0].set()
 
     def _lock_file(self, name: str, deadline: float, what: str) -> int:
-        path = self._path / f"{name}.lock"
+        is_claim = name.startswith(CLAIM_PREFIX)
+        path = self._path / ("claims.lock" if is_claim else f"{name}.lock")
+        try_lock = _claim_lock(name) if is_claim else _file_lock(fcntl.LOCK_EX)
         while True:
-            descriptor = lock_file(
-                path, exclusive=True, give_up_at=deadline, monotonic=self._monotonic, what=what
+            descriptor = _wait_for(
+                path, name, try_lock, give_up_at=deadline, monotonic=self._monotonic, what=what
             )
             if _is_at(descriptor, path):
                 return descriptor
-            # Its last holder removed the file while this one waited for it.
+            # Somebody removed the file while this one waited for it.
             os.close(descriptor)
 
 
@@ -157,20 +152,48 @@ def lock_file(
     path: Path, *, exclusive: bool, give_up_at: float, monotonic: Callable[[], float], what: str
 ) -> int:
     """Open and lock a file; give the descriptor, whose closing unlocks. Waits until `give_up_at` at most."""
+    try_lock = _file_lock(fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+    return _wait_for(path, path.name, try_lock, give_up_at=give_up_at, monotonic=monotonic, what=what)
+
+
+def _file_lock(kind: int) -> _TryLock:
+    """Give what locks a whole file, or raises at once."""
+    return lambda descriptor: fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+
+
+def _claim_lock(name: str) -> _TryLock:
+    """Give what locks the byte of a claim, or raises at once."""
+    place = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=_BYTES_OF_PLACE).digest())
+    wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)
+
+    def try_lock(descriptor: int) -> None:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, wanted)
+
+    return try_lock
+
+
+def _wait_for(
+    path: Path,
+    name: str,
+    try_lock: _TryLock,
+    *,
+    give_up_at: float,
+    monotonic: Callable[[], float],
+    what: str,
+) -> int:
     descriptor = _open(path)
-    kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     pause = _FIRST_POLL_SECONDS
     try:
         while True:
             try:
-                fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+                try_lock(descriptor)
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
                     raise host_error(error, "lock", path) from error
             else:
                 return descriptor
             if monotonic() >= give_up_at:
-                raise _timeout(path.name, what, "another process")
+                raise _timeout(name, what, "another process")
             time.sleep(pause)
             pause = min(pause * 2, _LAST_POLL_SECONDS)
     except BaseException:

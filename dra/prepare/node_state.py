@@ -18,7 +18,7 @@ from dra.prepare.effects import EffectCatalog, Revive, WriteCdi
 from dra.prepare.holds import lock_name
 from dra.prepare.imports import revive_foreign_mps, take_over
 from dra.prepare.imports.names import CHECKPOINT
-from dra.prepare.locks import LockDirectory, hold_shared
+from dra.prepare.locks import CLAIM_PREFIX, LockDirectory, hold_shared
 from dra.prepare.mig_effects import mig_effects
 from dra.prepare.mig_marks import MarkDirectory
 from dra.prepare.model import Notice
@@ -111,14 +111,10 @@ class NodeState:
         # NVIDIA's plugin takes this one alone: the two never work at the same time during a change-over.
         with hold_shared(self.settings.state_dir / "pu.lock", what=what, wait_seconds=wait_seconds):
             left = max(0.0, wait_seconds - (time.monotonic() - began))
-            with self.locks.hold([f"claim-{ref.uid}", *gpus], what=what, wait_seconds=left):
+            with self.locks.hold([f"{CLAIM_PREFIX}{ref.uid}", *gpus], what=what, wait_seconds=left):
                 if verb == "prepare":
                     self._ports.timing(LOCK, time.monotonic() - began)
-                try:
-                    yield
-                finally:
-                    if not self.store.path(ref.uid).exists():
-                        self.locks.remove(f"claim-{ref.uid}")
+                yield
 
     def lock_wait(self, results: Sequence[AllocatedDevice], give_up_at: float | None = None) -> float:
         """Give for how many seconds a claim waits for its locks: there must be time left to make what it needs.

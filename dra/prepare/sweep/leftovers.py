@@ -70,7 +70,7 @@ class HalfWritten:
 
 def sweep_files(engine: Engine, half_written: HalfWritten) -> None:
     """Remove what belongs to claims that are gone, temporary files, and records set aside under odd names. Never raises."""
-    store, locks = engine.store, engine.locks
+    store = engine.store
     marks = (engine.marks, engine.passthrough_marks)
     temporary = [*store.leftovers(), *engine.cdi.leftovers()]
     for each in marks:
@@ -78,9 +78,5 @@ def sweep_files(engine: Engine, half_written: HalfWritten) -> None:
     temporary += find_orphan_metadata(engine, engine.metadata_files)
     removed = half_written.remove_old(temporary) + sum(each.clear_old() for each in marks)
     removed += store.remove_strays()
-    known = {record.ref.uid for record in store.records()} | store.unreadable().keys()
-    for name in locks.names("claim-"):
-        if name.removeprefix("claim-") not in known:
-            removed += locks.remove_unused(name)
     if removed:
         log.info("leftovers_removed", files=removed)

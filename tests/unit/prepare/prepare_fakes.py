@@ -270,7 +270,9 @@ class Node:
         """Everything on disk that a claim may leave behind."""
         found = []
         for path in (self.state_dir / "claims", self.cdi_root, self.state_dir / "locks"):
-            found += [entry.name for entry in path.glob("*") if not entry.name.startswith("gpu-")]
+            found += [
+                entry.name for entry in path.glob("*") if not entry.name.startswith(("gpu-", "claims.lock"))
+            ]
         return sorted(found)
 
     def check_invariants(self, *, harmed=frozenset()) -> None:

@@ -68,13 +68,13 @@ def test_a_repeated_prepare_writes_nothing(node, disk):
     assert node.api.gets.total() == 2
 
 
-def test_an_unprepare_removes_three_files_and_neither_writes_nor_syncs_nor_asks_the_api(node, disk):
+def test_an_unprepare_removes_two_files_and_neither_writes_nor_syncs_nor_asks_the_api(node, disk):
     ref = node.claim(1, "gpu-0")
     node.prepared(ref)
     disk.taken()
     node.api.gets.clear()
     node.unprepare(ref)
-    assert disk.taken() == {"unlink": 3, "lock": 3}
+    assert disk.taken() == {"unlink": 2, "lock": 3}
     assert node.api.gets.total() == 0
 
 

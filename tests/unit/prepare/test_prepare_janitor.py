@@ -261,17 +261,6 @@ def test_leftovers_of_dead_writes_go_and_young_ones_stay_whatever_the_time_of_da
     assert foreign.exists()
 
 
-def test_lock_files_of_claims_that_are_gone_are_removed(node):
-    ref = node.claim(1, "gpu-0")
-    node.prepared(ref)
-    stale = node.state_dir / "locks" / f"claim-{uid_of(9)}.lock"
-    stale.write_text("")
-    node.janitor().sweep()
-    assert not stale.exists()
-    assert (node.state_dir / "locks" / f"claim-{ref.uid}.lock").exists()
-    assert (node.state_dir / "locks" / "gpu-0.lock").exists()
-
-
 # -- reboot ---------------------------------------------------------------------------------------------------
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import subprocess
 import sys
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prepare_fakes import wait_until
 
 from dra.errors import HostError
@@ -162,12 +167,58 @@ def _target(descriptor: str) -> str:
         return ""
 
 
-def test_a_lock_that_is_held_is_not_cleaned_up(locks):
-    with locks.hold(["claim-x"], what="x"):
-        assert not locks.remove_unused("claim-x")
-        assert locks.names("claim-") == ["claim-x"]
-    assert locks.remove_unused("claim-x")
-    assert locks.names("claim-") == []
+CLAIM_HOLDER = """
+import sys
+from pathlib import Path
+from dra.prepare.locks import LockDirectory
+with LockDirectory(Path(sys.argv[1])).hold(["claim-a"], what="another"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_claims_exclude_their_own_kind_alone_between_processes_too_and_leave_no_file_behind(locks, tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLAIM_HOLDER, str(tmp_path / "locks")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout.readline() == "held\n"
+        with locks.hold(["claim-b", "gpu-a"], what="x", wait_seconds=0):
+            pass
+        with pytest.raises(HostError) as caught, locks.hold(["claim-a"], what="x", wait_seconds=0.02):
+            pass
+        assert "claim-a" in str(caught.value)
+        assert "another process" in str(caught.value)
+        process.kill()
+        process.wait()
+        with locks.hold(["claim-a"], what="x", wait_seconds=5):
+            pass
+    finally:
+        process.kill()
+        process.communicate()
+    assert sorted(path.name for path in (tmp_path / "locks").iterdir()) == ["claims.lock", "gpu-a.lock"]
+
+
+def test_a_claim_s_lock_excludes_who_opened_the_file_anew(locks, tmp_path):
+    """As between two processes: the turns in memory are not what keeps the second one out."""
+    other = LockDirectory(tmp_path / "locks")
+    with locks.hold(["claim-a"], what="one"):
+        with pytest.raises(HostError), other.hold(["claim-a"], what="two", wait_seconds=0):
+            pass
+        (tmp_path / "locks" / "claims.lock").unlink()
+    with other.hold(["claim-a"], what="two", wait_seconds=0):
+        pass
+
+
+@given(st.sets(st.uuids(), min_size=2, max_size=50))
+def test_no_two_claims_have_a_lock_in_common(uids):
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as held:
+        for uid in uids:
+            other = LockDirectory(Path(folder))
+            held.enter_context(other.hold([f"claim-{uid}"], what="x", wait_seconds=0))
 
 
 def test_a_file_in_the_way_is_an_error_that_names_it(tmp_path):

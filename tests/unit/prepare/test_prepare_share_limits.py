@@ -167,8 +167,8 @@ def test_a_share_on_a_card_in_use_costs_one_sync_three_files_and_one_question_to
     assert disk.taken() == {"new": 3, "rename": 3, "fsync": 1, "lock": 3}
     assert (asked, len(modes)) == (["ensure"], 1)
     made.node.unprepare(ref)
-    # The record says that it ends; then it, the spec and the claim's lock go.
-    assert disk.taken() == {"new": 1, "rename": 1, "unlink": 3, "lock": 3}
+    # The record says that it ends; then it and the spec go.
+    assert disk.taken() == {"new": 1, "rename": 1, "unlink": 2, "lock": 3}
     assert (asked, len(modes)) == (["ensure", "stop"], 1)
 
 
