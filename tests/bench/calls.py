@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from tests.bench.apiserver import ApiServerProcess, RealApi
@@ -15,8 +18,29 @@ from tests.process.harness import Node, ref_of
 GPUS = 8
 
 
+_MEMORY = Path("/dev/shm")  # noqa: S108 - where Linux keeps a tmpfs
+
+
 class BenchNode(Node):
-    """A node whose API server has a process of its own."""
+    """A node whose API server has a process of its own, and whose CDI directory is in memory.
+
+    So is /run on every node (systemd makes it a tmpfs); the state directory is on the disk that /tmp is on.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._in_memory = ""
+        if os.access(_MEMORY, os.W_OK):
+            self._in_memory = tempfile.mkdtemp(prefix="cdi", dir=_MEMORY)
+            folder = self.root / "var/run/cdi"
+            folder.rmdir()
+            folder.symlink_to(self._in_memory)
+
+    def close(self) -> None:
+        """End all processes and threads, and remove the files."""
+        super().close()
+        if self._in_memory:
+            shutil.rmtree(self._in_memory, ignore_errors=True)
 
     def api_server(self, version: str) -> ApiServerProcess | RealApi:
         """Start the API server: a real one where its binaries are, else the simulated one."""
