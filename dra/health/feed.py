@@ -80,14 +80,22 @@ class HealthFeed:
         self._version = 0
         self._conditions: tuple[DeviceCondition, ...] = ()
         self._closed = False
+        self._told: list[Callable[[], None]] = []
+
+    def subscribe(self, told: Callable[[], None]) -> None:
+        """Have `told` called after each change, on the thread that publishes; it must be quick and raise nothing."""
+        self._told.append(told)
 
     def publish(self, conditions: tuple[DeviceCondition, ...]) -> None:
         """Replace the conditions; wakes the waiting ones if anything differs."""
         with self._changed:
-            if conditions != self._conditions:
-                self._conditions = conditions
-                self._version += 1
-                self._changed.notify_all()
+            if conditions == self._conditions:
+                return
+            self._conditions = conditions
+            self._version += 1
+            self._changed.notify_all()
+        for told in self._told:
+            told()
 
     def current(self) -> tuple[int, tuple[DeviceCondition, ...]]:
         """Give the version and the conditions."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dra.api.claim import AllocatedDevice, ClaimRef
 from dra.errors import KubeError
-from dra.health.feed import DeviceCondition
+from dra.health.feed import DeviceCondition, HealthFeed
 from dra.health.outcome import mig_name
 from dra.inventory.model import Inventory
 from dra.inventory.names import MigName, parse_device_name
@@ -28,15 +28,19 @@ from dra.telemetry.threads import Loop
 from dra.telemetry.told import Told
 
 if TYPE_CHECKING:
+    from dra.inventory.live import LiveInventory
     from dra.kube.client import KubeClient
+    from dra.prepare.store import RecordStore
 
 log = get_logger()
 Json = dict[str, Any]
 # (driver, pool, device, share id): the key of the list. Source: resource.k8s.io/v1, listMapKey.
 Key = tuple[str, str, str, str]
 
-# How often it is looked whether there is something to write; a claim is written when it was seen twice.
-POLL_SECONDS = 1.0
+# From a change to the look whether there is something to write; a claim is written when it was seen twice.
+SETTLE_SECONDS = 1.0
+# How often it is looked where nothing was told.
+FALLBACK_SECONDS = 10.0
 # A fleet that restarts writes no faster than this from each node.
 QPS, BURST = 2.0, 10
 REQUEST_SECONDS = 10.0
@@ -94,33 +98,49 @@ class ClaimStatusWriter:
         records: Callable[[], Iterable[Record]],
         conditions: Callable[[], Iterable[DeviceCondition]],
         inventory: Callable[[], Inventory],
-        poll_seconds: float = POLL_SECONDS,
+        settle_seconds: float = SETTLE_SECONDS,
+        fallback_seconds: float = FALLBACK_SECONDS,
         linger_seconds: float = LINGER_SECONDS,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client, self._driver, self._boot_id = client, driver, boot_id
         self._records, self._conditions, self._inventory = records, conditions, inventory
-        self._linger_seconds = linger_seconds
+        self._settle_seconds, self._linger_seconds = settle_seconds, linger_seconds
         self._wall, self._clock = wall, clock
         self._claims: dict[str, _Claim] = {}
         self._pause = _Pause()
         # By the code of the error.
         self._told: Told[str] = Told()
-        self._loop = Loop("claim-status", self.step, seconds=poll_seconds, first_seconds=poll_seconds)
+        self._loop = Loop(
+            "claim-status",
+            self.step,
+            seconds=fallback_seconds,
+            first_seconds=settle_seconds,
+            settle_seconds=settle_seconds,
+        )
 
     def start(self) -> None:
         """Start the thread. Raises HostError."""
         self._loop.start()
 
+    def follow(self, *, inventory: LiveInventory, feed: HealthFeed, store: RecordStore) -> None:
+        """Look soon after one of these is another one."""
+        inventory.subscribe(lambda _inventory, _difference: self._loop.wake())
+        feed.subscribe(self._loop.wake)
+        store.subscribe(self._loop.wake)
+
     def stop(self, *, timeout_seconds: float = 1.0) -> None:
         """End the thread; what was not written is written by the next instance."""
         self._loop.stop(timeout_seconds=timeout_seconds)
 
-    def step(self) -> None:
-        """Look once, and write what differs."""
-        if self._clock() < self._pause.until:
-            return
+    def step(self) -> float | None:
+        """Look once, and write what differs; give the seconds until the next look is due, None if nothing is waited for."""
+        if self._clock() >= self._pause.until:
+            self._look()
+        return self._seconds_left()
+
+    def _look(self) -> None:
         records = {each.ref.uid: each for each in self._records() if each.is_complete(self._boot_id)}
         self._note_gone(records)
         if not self._claims and not records:
@@ -141,6 +161,17 @@ class ClaimStatusWriter:
                 if claim.entries != {} and not self._bring(claim, {}):
                     return
                 del self._claims[uid]
+
+    def _seconds_left(self) -> float | None:
+        now = self._clock()
+        if now < self._pause.until:
+            return self._pause.until - now
+        waits = [
+            self._settle_seconds if claim.gone_at is None else claim.gone_at + self._linger_seconds - now
+            for claim in self._claims.values()
+            if claim.gone_at is not None or claim.seen == 1
+        ]
+        return max(0.0, min(waits)) if waits else None
 
     def _note_gone(self, records: Mapping[str, Record]) -> None:
         lingering = 0

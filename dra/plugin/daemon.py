@@ -98,6 +98,7 @@ class Daemon(Parts):
         self.publisher.start()
         self.janitor.start()
         if settings.claim_status:
+            self.claim_status.follow(inventory=self.inventory, feed=self.feed, store=self.engine.store)
             self.claim_status.start()
         self.mps_watch.begin_if_needed()
         self.policies.start()

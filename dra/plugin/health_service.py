@@ -71,25 +71,33 @@ class HealthService:
             context.add_callback(self._feed.wake)
             log.info("health_stream_opened", version=method.service)
             version, conditions = self._feed.current()
+            # One of this stream alone: it is serialised before the next is asked for.
+            message = _message(method, conditions)
             while context.is_active() and not self._feed.closed:
-                yield self._message(method, conditions)
+                now = int(self._clock())
+                for entry in message.devices:
+                    entry.last_updated_time = now
+                yield message
+                seen = version
                 version, conditions = self._feed.wait(
-                    seen=version, timeout_seconds=self._resend, gone=lambda: not context.is_active()
+                    seen=seen, timeout_seconds=self._resend, gone=lambda: not context.is_active()
                 )
+                if version != seen:
+                    message = _message(method, conditions)
             log.info("health_stream_closed", version=method.service)
         finally:
             self._slots.release()
 
-    def _message(self, method: Method, conditions: tuple[DeviceCondition, ...]) -> Any:
-        response: Any = method.response()
-        now = int(self._clock())
-        for condition in conditions:
-            entry = response.devices.add(
-                health=_STATES[condition.state],
-                last_updated_time=now,
-                health_check_timeout_seconds=KUBELET_TIMEOUT_SECONDS,
-                message=condition.message,
-            )
-            entry.device.pool_name = condition.pool
-            entry.device.device_name = condition.device
-        return response
+
+def _message(method: Method, conditions: tuple[DeviceCondition, ...]) -> Any:
+    """Give the message about these devices, without the time."""
+    response: Any = method.response()
+    for condition in conditions:
+        entry = response.devices.add(
+            health=_STATES[condition.state],
+            health_check_timeout_seconds=KUBELET_TIMEOUT_SECONDS,
+            message=condition.message,
+        )
+        entry.device.pool_name = condition.pool
+        entry.device.device_name = condition.device
+    return response

@@ -78,6 +78,7 @@ class RecordStore:
         self._seen_at: int | None = None
         self._mutex = threading.Lock()
         self._look = SharedLook(self._refresh)
+        self._told: list[Callable[[], None]] = []
         self._log = get_logger()
 
     def open(self) -> None:
@@ -88,6 +89,14 @@ class RecordStore:
         """
         ensure_dir(self._directory, mode=0o750)
         self.refresh()
+
+    def subscribe(self, told: Callable[[], None]) -> None:
+        """Have `told` called after records were written, removed, or found to be others; it must be quick and raise nothing."""
+        self._told.append(told)
+
+    def _tell(self) -> None:
+        for told in self._told:
+            told()
 
     def path(self, uid: str) -> Path:
         """Give where a claim's record is."""
@@ -119,7 +128,9 @@ class RecordStore:
                     seen_at = self._directory.stat().st_mtime_ns
                 if seen_at == self._seen_at and not fully:
                     return
+                before = dict(self._files)
                 self._scan(found)
+                changed = before != self._files
                 # Only when the last change lies well back does every later one show as a new time; or well ahead, where
                 # the clock was set back.
                 self._seen_at = seen_at if abs(now - seen_at) > _TICK_NANOSECONDS else None
@@ -127,6 +138,8 @@ class RecordStore:
                 raise host_error(error, "read", self._directory) from error
         for damage in found:
             self._report(damage)
+        if changed or found:
+            self._tell()
 
     def get(self, uid: str) -> Record | None:
         """Read a claim's record from disk; None if there is none (or it was damaged and set aside just now).
@@ -195,6 +208,7 @@ class RecordStore:
             with contextlib.suppress(OSError):
                 self._files[uid] = _Read(signature_of(path.stat()), record, None)
             self._damaged.pop(uid, None)
+        self._tell()
 
     def remove(self, uid: str, *, fsync: bool) -> None:
         """Remove a claim's record and what was set aside of it; fine if there is nothing.
@@ -215,6 +229,7 @@ class RecordStore:
         with self._mutex:
             self._files.pop(uid, None)
             self._damaged.pop(uid, None)
+        self._tell()
 
     def mark_lost(self, uid: str, reason: str) -> None:
         """Count a claim as damaged of which something is there (a CDI file), but no record."""

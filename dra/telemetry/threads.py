@@ -42,6 +42,7 @@ class Loop:
         seconds: from the end of a round to the next one, where no job wants it sooner.
         retry_seconds: the same after a round with a failure; as `seconds` if not given.
         first_seconds: from the start to the first round.
+        settle_seconds: from a `wake` to the round: what comes meanwhile has its turn with it.
     """
 
     def __init__(
@@ -51,10 +52,11 @@ class Loop:
         seconds: float,
         retry_seconds: float | None = None,
         first_seconds: float = 0.0,
+        settle_seconds: float = 0.0,
     ) -> None:
         self._name, self._jobs, self._seconds = name, jobs, seconds
         self._retry_seconds = seconds if retry_seconds is None else retry_seconds
-        self._first_seconds = first_seconds
+        self._first_seconds, self._settle_seconds = first_seconds, settle_seconds
         event = name.replace("-", "_")
         self._failed_event, self._crashed_event = f"{event}_failed", f"{event}_crashed"
         self._not_started_event, self._works_event = f"{event}_not_started", f"{event}_works_again"
@@ -85,7 +87,7 @@ class Loop:
             log.warning(self._not_started_event, **error_fields(error))
 
     def wake(self) -> None:
-        """Have the next round now."""
+        """Have the next round now, or as soon as it has settled."""
         self._woken.set()
 
     def pause(self, seconds: float) -> bool:
@@ -106,8 +108,8 @@ class Loop:
     def _run(self) -> None:
         pause = self._first_seconds
         while not self._ending.is_set():
-            if pause > 0:
-                self._woken.wait(pause)
+            if pause > 0 and self._woken.wait(pause) and self._settle_seconds > 0:
+                self._ending.wait(self._settle_seconds)
             # Before the round: what comes during it is worth another one.
             self._woken.clear()
             if self._ending.is_set():

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+import time
+from dataclasses import replace
 
 import pytest
 from structlog.testing import capture_logs
 
 from dra.api.claim import AllocatedDevice, ClaimRef
-from dra.health.feed import DeviceCondition
+from dra.health.feed import DeviceCondition, HealthFeed
+from dra.inventory.live import LiveInventory
 from dra.inventory.model import Inventory, VfioFunction
 from dra.kube.client import KubeClient
 from dra.kube.connection import Connection, KubeOptions
 from dra.plugin.claim_status import ClaimStatusWriter, describe_device, reason_of
 from dra.prepare.record import JournalEntry, Record
+from dra.prepare.store import RecordStore
 from dra.sim.apiserver import SimApiServer
 from dra.values import PciAddress
 from tests.unit.health.health_world import gpu, inventory, mig
@@ -288,3 +292,83 @@ def test_a_refusal_is_not_repeated_until_something_changes(bench):
 )  # fmt: skip
 def test_reasons_are_words_for_programs(message, reason):
     assert reason_of(message) == reason
+
+
+class Followed:
+    """What a writer follows: everything in it is real, and nothing of it is looked at without being told."""
+
+    def __init__(self, bench, folder):
+        self.bench = bench
+        self.store = RecordStore(folder / "claims", report=lambda _damage: None, salvage=lambda _uid: ())
+        self.store.open()
+        self.feed = HealthFeed()
+        self.feed.publish((DeviceCondition(NODE, "gpu-0"),))
+        self.live = LiveInventory(lambda: bench.inventory, interval_seconds=3600)
+        self.live.start()
+        self.writer = ClaimStatusWriter(
+            bench.client, driver=DRIVER, boot_id="boot",
+            records=self.store.records, conditions=lambda: self.feed.current()[1],
+            inventory=lambda: self.live.current,
+            settle_seconds=0.02, fallback_seconds=3600, linger_seconds=0.2,
+        )  # fmt: skip
+        assert self.live.wait_for_first(timeout_seconds=60)
+        self.writer.follow(inventory=self.live, feed=self.feed, store=self.store)
+        self.writer.start()
+
+    def close(self):
+        self.writer.stop(timeout_seconds=60)
+        self.live.stop()
+
+    def until(self, holds):
+        end = time.monotonic() + 60
+        while not holds(self.bench.devices("c")):
+            assert time.monotonic() < end, self.bench.devices("c")
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def followed(bench, tmp_path):
+    made = Followed(bench, tmp_path)
+    yield made
+    made.close()
+
+
+def test_each_change_is_written_soon_although_nothing_is_polled(bench, followed):
+    record = bench.claim("c", "gpu-0")
+    followed.store.put(record, fsync=False)
+    followed.until(lambda devices: devices and told(devices["gpu-0"])["Healthy"] == ("True", "Healthy"))
+    followed.feed.publish((DeviceCondition(NODE, "gpu-0", "Unhealthy", "XID 79, it has fallen off the bus"),))
+    followed.until(lambda devices: told(devices["gpu-0"])["Healthy"] == ("False", "Xid79"))
+    bench.inventory = inventory(replace(gpu(0), uuid="GPU-other"))
+    followed.live.rescan()
+    followed.until(lambda devices: devices["gpu-0"]["data"]["uuid"] == "GPU-other")
+    # Released: its entries go when they have lingered, which nobody tells.
+    followed.store.remove(record.ref.uid, fsync=False)
+    followed.until(lambda devices: not devices)
+
+
+def test_what_another_process_wrote_is_written_too(bench, followed, tmp_path):
+    other = RecordStore(tmp_path / "claims", report=lambda _damage: None, salvage=lambda _uid: ())
+    other.open()
+    record = bench.claim("c", "gpu-0")
+    other.put(record, fsync=False)
+    followed.store.refresh()
+    followed.until(lambda devices: "gpu-0" in devices)
+    other.remove(record.ref.uid, fsync=False)
+    followed.store.refresh(fully=True)
+    followed.until(lambda devices: not devices)
+
+
+def test_a_claim_of_which_nothing_was_told_is_found_by_the_regular_look(bench, followed):
+    followed.writer.stop(timeout_seconds=60)
+    record = bench.claim("c", "gpu-0")
+    writer = ClaimStatusWriter(
+        bench.client, driver=DRIVER, boot_id="boot",
+        records=lambda: [record], conditions=lambda: (), inventory=lambda: bench.inventory,
+        settle_seconds=0.02, fallback_seconds=0.05,
+    )  # fmt: skip
+    writer.start()
+    try:
+        followed.until(lambda devices: "gpu-0" in devices)
+    finally:
+        writer.stop(timeout_seconds=60)

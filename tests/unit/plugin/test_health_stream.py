@@ -59,8 +59,18 @@ def test_the_complete_list_comes_at_once_and_on_each_change(serve, dial, method)
 def test_an_unchanged_list_is_sent_again_before_the_kubelet_would_show_unknown(serve, dial):
     feed = HealthFeed()
     feed.publish(GOOD)
-    stream = dial(serve(feed, resend_seconds=0.05)).call(WATCH_HEALTH_V1, timeout=20)
-    assert states(next(stream)) == states(next(stream)) == states(next(stream))
+    now = iter(range(1000, 2000))
+    stream = dial(serve(feed, resend_seconds=0.05, clock=lambda: next(now))).call(WATCH_HEALTH_V1, timeout=20)
+    sent = [next(stream) for _ in range(3)]
+    assert states(sent[0]) == states(sent[1]) == states(sent[2])
+    # The kubelet counts from the time in it.
+    times = [{entry.last_updated_time for entry in message.devices} for message in sent]
+    assert times == [{1000}, {1001}, {1002}]
+    # After all that: a change is told in whole.
+    feed.publish(BAD)
+    while states(message := next(stream)) == states(sent[0]):
+        pass
+    assert states(message) == {"gpu-0": (1, ""), "gpu-1": (2, "GPU lost")}
 
 
 def test_the_resend_interval_is_a_third_of_what_the_kubelet_allows():

@@ -63,6 +63,32 @@ def test_the_first_round_waits_where_that_is_asked_for_and_the_soonest_wish_coun
     until(lambda: len(rounds) == 50)
 
 
+def test_what_comes_while_a_wake_settles_has_its_turn_with_it(loop):
+    rounds, begun = [], threading.Event()
+
+    class Slow(threading.Event):
+        """The wait for the end, which settling is: it takes until the test says so."""
+
+        def wait(self, timeout=None):
+            begun.set()
+            go_on.wait(LONG)
+            return self.is_set()
+
+    go_on = threading.Event()
+    made = loop(lambda: rounds.append(None), first_seconds=LONG, settle_seconds=0.01)
+    made._ending = Slow()
+    made.start()
+    made.wake()
+    assert begun.wait(LONG)
+    for _ in range(10):
+        made.wake()
+    assert not rounds
+    go_on.set()
+    until(lambda: rounds)
+    made.wake()
+    until(lambda: len(rounds) == 2)
+
+
 def test_a_fault_is_logged_once_and_again_when_it_comes_back(loop):
     faults = [
         KubeError("DRA-API-TIMEOUT", "slow"), KubeError("DRA-API-TIMEOUT", "still slow"), ValueError("a mistake"), None,
