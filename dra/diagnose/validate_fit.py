@@ -13,6 +13,7 @@ from typing import Any
 
 from dra.api.rules.classes import DRIVER, TYPE_OF_CLASS, class_expression
 from dra.cel import CelCompileError, CelEvalError, Selector, SubTerm, compile_selector
+from dra.diagnose.names_near import names_near
 from dra.diagnose.validate_cel import requests_of
 from dra.diagnose.validate_model import Json, guess
 from dra.diagnose.validate_object import Subject
@@ -288,8 +289,9 @@ def _report_miss(subject: Subject, path: str, code: str, outcome: _Outcome, seve
         message += f", where `{' '.join(term.text.split())}` "
         message += f"fails: {term.failure}" if term.failure else f"is false{f' ({saw})' if saw else ''}"
         missing = term.failure.rpartition(": ")[2] if "no such key" in term.failure else ""
-        names = {key for group in ("attributes", "capacity") for key in device.device.get(group) or {}}
-        remedy = f"Correct the name.{guess(missing, _full(names))}" if missing else remedy
+        if missing:
+            near = names_near(device.device, missing, driver=DRIVER)
+            remedy = f"Correct the name.{f' Did you mean {near[0]}?' if near else ''}"
     subject.report(
         severity, code, path if subject.written(path) else path.rpartition(".")[0], message, remedy=remedy
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dra.allocator.model import Device
 from dra.diagnose.explain.model import DeviceOutcome, Trace, plain
 from dra.diagnose.explain.requests import Asked
-from dra.diagnose.explain.selectors import names_near
+from dra.diagnose.names_near import names_near
 
 _NO_KEY = re.compile(r"no such key: (\S+)")
 
@@ -63,7 +63,7 @@ def _hints(failure: str, device: Device | None) -> list[str]:
     match = _NO_KEY.search(failure)
     if match is None or device is None:
         return []
-    near = names_near(device.raw, match[1])
+    near = names_near(device.raw, match[1], driver=device.id.driver)
     if near:
         return [f"the device has {' and '.join(near)}"]
     domains = {name.partition("/")[0] for name in device.raw.get("attributes") or {} if "/" in name}

@@ -266,16 +266,3 @@ def _drivers(node: Node) -> Iterator[str]:
     if isinstance(node, Call) and node.name == "_&&_":
         for part in children(node):
             yield from _drivers(part)
-
-
-def names_near(device: Mapping[str, Any], missing: str) -> list[str]:
-    """Give attribute and capacity names of a device that look like a missing one."""
-    import difflib
-
-    names = [
-        name.rpartition("/")[2] for group in ("attributes", "capacity") for name in device.get(group) or {}
-    ]
-    lower = {name.lower(): name for name in names}
-    return [
-        lower[match] for match in difflib.get_close_matches(missing.lower(), list(lower), n=2, cutoff=0.7)
-    ]

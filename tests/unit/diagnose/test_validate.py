@@ -120,6 +120,40 @@ def test_warnings_fail_only_when_strict(capsys):
     assert "Did you mean productName?" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ('device.attributes["gpu.nvidia.com"].memory > 5', 'device.capacity["gpu.nvidia.com"].memory'),
+        (
+            'device.capacity["gpu.nvidia.com"].uuid.isGreaterThan(quantity("1"))',
+            'device.attributes["gpu.nvidia.com"].uuid',
+        ),
+        (
+            'device.attributes["gpu.nvidia.com"].pcieRoot == "pci0000:00"',
+            'device.attributes["resource.kubernetes.io"].pcieRoot',
+        ),
+    ],
+)
+def test_a_name_that_stands_elsewhere_is_shown_where_it_stands(tmp_path, capsys, written, meant):
+    template = {
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "one", "namespace": "default"},
+        "spec": {"devices": {"requests": [
+            {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", "selectors": [{"cel": {"expression": written}}]}}
+        ]}},
+    }  # fmt: skip
+    file = tmp_path / "one.json"
+    file.write_text(json.dumps(template))
+    main(["validate", str(file)])
+    assert f"Correct the name. Did you mean {meant}?" in capsys.readouterr().out
+    capsys.readouterr()
+    main(["inventory", "--simulate", "dgx-a100", "-o", "slices"])
+    slices = tmp_path / "slices.yaml"
+    slices.write_text(capsys.readouterr().out)
+    classes = str(ROOT / "deploy/manifests/deviceclasses.yaml")
+    main(["explain", "claim/one", "-f", str(file), str(slices), classes])
+    assert f"Write {meant} if that is meant." in capsys.readouterr().out
+
+
 def test_standard_input_is_read_for_a_dash(monkeypatch, capsys):
     text = claim_with() + "        cuont: 2\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
