@@ -12,7 +12,7 @@ from typing import Any
 
 from dra.api.claim import AllocatedDevice
 from dra.errors import HostError
-from dra.host.files import host_error, sync_dir, write_durable
+from dra.host.files import write_durable
 from dra.inventory.model import Inventory
 from dra.inventory.names import GpuName, MigName, parse_device_name
 from dra.prepare.imports.checkpoint import (
@@ -25,6 +25,7 @@ from dra.prepare.imports.checkpoint import (
     knows_vfio,
 )
 from dra.prepare.imports.names import CHECKPOINT
+from dra.prepare.imports.retired import put_by
 from dra.prepare.passthrough.model import KIND as VFIO_KIND
 from dra.prepare.passthrough.model import NVIDIA, Before, function_of, is_passthrough
 from dra.prepare.record import Record
@@ -101,16 +102,7 @@ def write_export(exported: Exported, state_dir: Path, *, release: str) -> Path:
             retryable=False,
         )
     write_durable(path, encode_checkpoint(exported.checkpoint, release=release), mode=0o600)
-    records = state_dir / "claims"
-    number = 1
-    while (target := state_dir / f"claims.exported-{number}").exists():
-        number += 1
-    try:
-        records.rename(target)
-        sync_dir(state_dir)
-    except OSError as error:
-        raise host_error(error, "put by", records) from error
-    return target
+    return put_by(state_dir / "claims", "exported", action="put by")
 
 
 def _refusal(record: Record, release: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 from dra.api.claim import AllocatedDevice, ClaimRef, ClaimView, parse_claim
 from dra.api.config import decode_configs, effective_config
 from dra.errors import DraError, HostError, RecordError, ValueFormatError
-from dra.host.files import host_error, read_bytes, sync_dir
+from dra.host.files import read_bytes
 from dra.inventory.names import parse_vfio_name
 from dra.prepare.cdi_files import CdiFiles
 from dra.prepare.imports.checkpoint import (
@@ -33,6 +33,7 @@ from dra.prepare.imports.checkpoint import (
 )
 from dra.prepare.imports.foreign_mps import ForeignMps
 from dra.prepare.imports.names import CHECKPOINT, ORIGIN
+from dra.prepare.imports.retired import put_by
 from dra.prepare.locks import LOCK_WAIT_SECONDS, lock_file
 from dra.prepare.model import PreparedDevice, is_safe_uid
 from dra.prepare.partitions import DEVICE_KIND, MODE_KIND, device_args
@@ -93,7 +94,7 @@ class Takeover:
         try:
             checkpoint = parse_checkpoint(data)
         except RecordError as error:
-            target = self._retire(SET_ASIDE)
+            target = put_by(self.path, SET_ASIDE, action="retire")
             log.error("checkpoint_set_aside", path=str(target), **error_fields(error))  # noqa: TRY400 - for people
             return 0
         taken = 0
@@ -101,7 +102,7 @@ class Takeover:
             taken += self._take(claim, checkpoint)
             self.step(f"import:record-written:{claim.uid}")
         self.step("import:records-written")
-        target = self._retire(TAKEN)
+        target = put_by(self.path, TAKEN, action="retire")
         self.step("import:retired")
         log.info(
             "checkpoint_imported",
@@ -236,18 +237,6 @@ class Takeover:
                 ]
             found.append(JournalEntry(ForeignMps.kind, {"id": group.mps_daemon}, "applied"))
         return found
-
-    def _retire(self, word: str) -> Path:
-        """Rename the checkpoint, in one step. Raises HostError."""
-        number = 1
-        while (target := self.path.with_name(f"{CHECKPOINT}.{word}-{number}")).exists():
-            number += 1
-        try:
-            self.path.rename(target)
-            sync_dir(target.parent)
-        except OSError as error:
-            raise host_error(error, "retire", self.path) from error
-        return target
 
 
 def _prepared(device: CheckpointDevice) -> PreparedDevice:

@@ -234,6 +234,42 @@ def test_a_full_disk_is_retried_and_no_claim_passes_for_unknown(node, monkeypatc
     assert {hold.device for hold in node.the_engine.store.holds("boot-1")} == {"gpu-0"}
 
 
+def test_of_the_checkpoints_that_were_put_by_the_newest_five_of_a_kind_are_kept(node):
+    node.state_dir.mkdir(parents=True, exist_ok=True)
+    others = ["checkpoint.json.imported-x", "checkpoint.json.bak"]
+    for name in others:
+        (node.state_dir / name).write_text("somebody's")
+    (node.state_dir / "checkpoint.json.imported-2").mkdir()
+    for number in range(9, 12):
+        (node.state_dir / f"checkpoint.json.imported-{number}").write_text(str(number))
+    for turn in range(6):
+        leave(node, claim(turn, turn))
+        node.restart()
+        (node.state_dir / "checkpoint.json").write_text(f"damaged {turn}")
+        node.restart()
+    imported = [f"checkpoint.json.imported-{number}" for number in range(13, 18)]
+    damaged = [f"checkpoint.json.corrupt-{number}" for number in range(2, 7)]
+    assert files(node) == sorted([*others, *imported, *damaged])
+    assert (node.state_dir / "checkpoint.json.corrupt-6").read_text() == "damaged 5"
+    # The claims of all of them are there.
+    assert {hold.device for hold in node.the_engine.store.holds("boot-1")} == {f"gpu-{n}" for n in range(6)}
+
+
+def test_an_older_checkpoint_that_cannot_be_removed_is_in_nobodys_way(node, monkeypatch):
+    node.state_dir.mkdir(parents=True, exist_ok=True)
+    for number in range(1, 6):
+        (node.state_dir / f"checkpoint.json.imported-{number}").mkdir()
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("dra.prepare.imports.retired.shutil.rmtree", refuse)
+    leave(node, claim(1, 0))
+    node.restart()
+    assert files(node) == [f"checkpoint.json.imported-{number}" for number in range(1, 7)]
+    assert {hold.device for hold in node.the_engine.store.holds("boot-1")} == {"gpu-0"}
+
+
 # -- what unprepare undoes
 
 
