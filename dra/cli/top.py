@@ -54,7 +54,7 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Show this node's GPUs and MIG devices with the claims that hold them and what they do, and what "
         "deserves a look: allocations that do nothing, processes without a claim, fragmented MIG. Reads only.",
         epilog="A load of ? is not known: a MIG device before Hopper, or a GPU that does not answer; such a one is never "
-        "called idle. Exit code 0: all devices were read or left asleep; 1: some could not be read.",
+        "called idle. Exit code 0: all devices were read or left asleep; 1: some could not be read, or none of the node.",
     )
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     parser.add_argument("--once", action="store_true", help="look once and end (for JSON always)")
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
                 print(json.dumps(as_json(top), indent=2, ensure_ascii=False))
             else:
                 print_table(top)
-            return int(any(row.state == "unreadable" for row in top.rows))
+            return int(not top.complete)
         while True:
             top = looker.look()
             if sys.stdout.isatty():

@@ -93,6 +93,11 @@ class Top:
     rows: tuple[Row, ...]
     problems: tuple[str, ...] = ()
 
+    @property
+    def complete(self) -> bool:
+        """Whether every device could be read, or was left asleep; not so where no look at the node succeeded."""
+        return all(row.state != "unreadable" for row in self.rows) and bool(self.rows or not self.problems)
+
 
 class Watch:
     """Remembers the highest load of each device and its holders, so that idle means idle all the time.
@@ -159,7 +164,10 @@ def look(
         for use in found
     )
     rows += tuple(_passed_row(each, now=now) for each in held if parse_vfio_name(each.device))
-    problems = [f"{each.subject}: {each.message}" for each in snapshot.inventory.problems]
+    problems = [
+        f"{each.code}: {each.subject}: {each.message.rstrip('.')}. {each.remedy}".rstrip()
+        for each in snapshot.inventory.problems
+    ]
     listed = {row.device for row in rows}
     problems += [
         f"claim {each.ref} holds {each.device}, which this node does not have"

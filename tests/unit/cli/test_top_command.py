@@ -156,6 +156,16 @@ def test_partitions_that_lie_badly_are_said_to(new_node, capsys):
     assert flags(rows["gpu-1"]) == []
 
 
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_a_node_of_which_nothing_can_be_read_says_why_what_to_do_and_is_no_success(new_node, capsys, form):
+    node = new_node()
+    node.control.remove_library()
+    assert main(["top", "--once", "-o", form, *node.arguments()]) == 1
+    out = capsys.readouterr().out
+    assert "DRA-NVML-LIBRARY-NOT-FOUND: node: libnvidia-ml.so.1 is not under the driver root" in out
+    assert "install the NVIDIA driver on the node" in out
+
+
 def test_a_gpu_that_is_lost_is_unreadable_and_the_exit_code_says_so(new_node, capsys):
     node = new_node()
     node.control.lose_gpu(2)
@@ -233,10 +243,10 @@ def test_it_goes_on_until_it_is_stopped(new_node, capsys, monkeypatch):
 def test_without_a_driver_it_says_so(new_node, capsys):
     node = new_node()
     node.control.unload_driver(force=True)
-    assert main(["top", "--once", *node.arguments()]) == 0
+    assert main(["top", "--once", *node.arguments()]) == 1
     out = capsys.readouterr().out
     assert "0 devices" in out
-    assert "problem: node:" in out
+    assert "problem: DRA-NVML-DRIVER-NOT-LOADED: node: " in out
 
 
 def test_nonsense_is_refused(new_node, capsys):
