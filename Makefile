@@ -56,6 +56,8 @@ lint: $(STAMP) $(LINT_STAMP)
 	$(LINT)/bin/mypy --python-executable $(PY)
 	PYTHONPATH=. $(LINT)/bin/lint-imports --no-cache
 
+# Empty is unset: pytest may keep the tests that it has rewritten for the next run.
+test: export PYTHONDONTWRITEBYTECODE =
 test: lint setup-chart
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 

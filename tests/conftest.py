@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import compileall
 import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
 from hypothesis import settings
+
+from tests.places import SHORT
+
+ROOT = Path(__file__).parents[1]
+
+# For pytest's own directories and those of the processes that tests start.
+os.environ.setdefault("TMPDIR", SHORT)
+tempfile.tempdir = None
 
 # By default the same examples are tried each time: a run that fails can be run again, and a loaded machine fails none.
 # HYPOTHESIS_PROFILE=explore looks for new ones.
@@ -27,6 +38,14 @@ def quiet() -> None:
 
 
 quiet()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile what is younger than its bytecode, once: each of the hundreds of processes that the tests start would do
+    so anew where Python may not write bytecode.
+    """
+    if not hasattr(config, "workerinput"):
+        compileall.compile_dir(ROOT / "dra", quiet=2)
 
 
 # Files whose tests start processes and wait for them: few tests, much time.

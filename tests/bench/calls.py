@@ -27,6 +27,8 @@ class BenchNode(Node):
     So is /run on every node (systemd makes it a tmpfs); the state directory is on the disk that /tmp is on.
     """
 
+    place = "/tmp"
+
     def __init__(self) -> None:
         super().__init__()
         self._in_memory = ""

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from dra.sim.cluster import SimCluster
+from tests.places import SHORT
 
 ROOT = Path(__file__).parents[2]
 # Those that need more of a cluster than nodes and DeviceClasses are run where that is set up.
@@ -109,7 +110,7 @@ class Kubectl:
 
 @pytest.fixture(scope="module")
 def cluster():
-    with tempfile.TemporaryDirectory(prefix="dsk", dir="/tmp", ignore_cleanup_errors=True) as place:
+    with tempfile.TemporaryDirectory(prefix="dsk", dir=SHORT, ignore_cleanup_errors=True) as place:
         with SimCluster(Path(place), NODES, real=1) as made:
             made.wait_ready()
             yield made

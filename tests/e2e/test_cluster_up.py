@@ -30,6 +30,7 @@ from dra.sim.run_file import RunFile, process_start, read_run_file
 from dra.sim.up import UpSettings, run_down, run_up
 from dra.slices.features import NEWEST
 from dra.slices.pool import build_pool
+from tests.places import SHORT
 
 ROOT = Path(__file__).parents[2]
 DRIVER = "gpu.nvidia.com"
@@ -38,7 +39,7 @@ DRIVER = "gpu.nvidia.com"
 @pytest.fixture
 def root():
     """A short path: sockets."""
-    made = Path(tempfile.mkdtemp(prefix="dsu", dir="/tmp"))
+    made = Path(tempfile.mkdtemp(prefix="dsu", dir=SHORT))
     yield made / "c"
     run_down(made / "c")
     shutil.rmtree(made, ignore_errors=True)
@@ -212,7 +213,7 @@ def test_a_fault_that_is_not_there_is_refused_with_what_there_is(shared, capsys,
 @pytest.fixture(scope="module")
 def shared():
     """One cluster without driver processes for tests that only ask."""
-    made = Path(tempfile.mkdtemp(prefix="dss", dir="/tmp")) / "c"
+    made = Path(tempfile.mkdtemp(prefix="dss", dir=SHORT)) / "c"
     before = Path.cwd()
     up(made, "--nodes", "t4-x1", "--real", "0")
     os.chdir(before)
@@ -303,7 +304,7 @@ def test_a_disk_that_is_full_is_said_and_nothing_stays(root, capsys, monkeypatch
 
 
 def test_in_process_nodes_publish_what_a_driver_process_publishes(tmp_path):
-    with tempfile.TemporaryDirectory(prefix="dsc", dir="/tmp", ignore_cleanup_errors=True) as place:
+    with tempfile.TemporaryDirectory(prefix="dsc", dir=SHORT, ignore_cleanup_errors=True) as place:
         with SimCluster(Path(place), [("node-a", "l40s-x4"), ("node-b", "l40s-x4")], real=1) as cluster:
             cluster.wait_ready()
             published = {item["spec"]["nodeName"]: item["spec"] for item in cluster.slices()}
@@ -314,7 +315,7 @@ def test_in_process_nodes_publish_what_a_driver_process_publishes(tmp_path):
 
 
 def test_a_restarted_kubelet_finds_the_driver_and_its_pods_again():
-    with tempfile.TemporaryDirectory(prefix="dsc", dir="/tmp", ignore_cleanup_errors=True) as place:
+    with tempfile.TemporaryDirectory(prefix="dsc", dir=SHORT, ignore_cleanup_errors=True) as place:
         with SimCluster(Path(place), [("node-a", "t4-x1")]) as cluster:
             cluster.wait_ready()
             cluster.apply(ROOT / "deploy/manifests/deviceclasses.yaml", ROOT / "examples/selectors.yaml")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dra.sim.cluster import SimCluster
+from tests.places import SHORT
 
 ROOT = Path(__file__).parents[2]
 CORE = "/api/v1/namespaces/gpu-per-pod"
@@ -17,7 +18,7 @@ CORE = "/api/v1/namespaces/gpu-per-pod"
 
 @pytest.fixture(scope="module")
 def cluster():
-    place = tempfile.mkdtemp(prefix="dhp", dir="/tmp")
+    place = tempfile.mkdtemp(prefix="dhp", dir=SHORT)
     with SimCluster(
         Path(place),
         [("node-a", "l40s-x4")],

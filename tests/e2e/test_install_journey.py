@@ -13,6 +13,7 @@ import pytest
 from dra.cli.main import main
 from dra.diagnose.doctor.model import EXIT_CODES
 from dra.sim.cluster import SimCluster, read_manifests
+from tests.places import SHORT
 from tests.rights import granted, used
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,7 @@ NODE = "node-1"
 
 @pytest.fixture
 def cluster():
-    with tempfile.TemporaryDirectory(prefix="dsi", dir="/tmp", ignore_cleanup_errors=True) as place:
+    with tempfile.TemporaryDirectory(prefix="dsi", dir=SHORT, ignore_cleanup_errors=True) as place:
         with SimCluster(Path(place), [(NODE, "l40s-x4")]) as made:
             made.wait_ready(timeout_seconds=90)
             yield made

@@ -10,6 +10,7 @@ import pytest
 from dra.inventory.names import MigName, parse_device_name
 from dra.sim.cluster import SimCluster
 from dra.sim.tree.proc import compute_instance_minor, gpu_instance_minor
+from tests.places import SHORT
 
 ROOT = Path(__file__).parents[2]
 NODE = "node-1"
@@ -17,7 +18,7 @@ NODE = "node-1"
 
 @pytest.fixture(scope="module")
 def cluster():
-    with tempfile.TemporaryDirectory(prefix="dsm", dir="/tmp", ignore_cleanup_errors=True) as place:
+    with tempfile.TemporaryDirectory(prefix="dsm", dir=SHORT, ignore_cleanup_errors=True) as place:
         with SimCluster(Path(place), [(NODE, "dgx-h100")]) as made:
             made.wait_ready(timeout_seconds=60)
             for name in ("deviceclasses", "deviceclasses-mig"):

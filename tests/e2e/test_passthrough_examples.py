@@ -9,6 +9,7 @@ import pytest
 
 from dra.api.rules.classes import class_expression
 from dra.sim.cluster import SimCluster, read_manifests
+from tests.places import SHORT
 
 ROOT = Path(__file__).parents[2]
 NODE, CLASS = "node-1", "vfio.gpu.nvidia.com"
@@ -18,7 +19,7 @@ NODE, CLASS = "node-1", "vfio.gpu.nvidia.com"
 def cluster():
     gate = ("--feature-gates=PassthroughSupport=true", "--inventory-interval=1")
     with (
-        tempfile.TemporaryDirectory(prefix="dsv", dir="/tmp", ignore_cleanup_errors=True) as place,
+        tempfile.TemporaryDirectory(prefix="dsv", dir=SHORT, ignore_cleanup_errors=True) as place,
         SimCluster(Path(place), [(NODE, "h100-nvl-x2")], plugin_arguments=gate) as made,
     ):
         made.nodes[NODE].machine.pci.set_iommufd(True)

@@ -15,6 +15,7 @@ from dra.fleet.policy_status import PolicyStatus
 from dra.kube.client import KubeClient
 from dra.kube.connection import Connection, KubeOptions
 from dra.sim.cluster import SimCluster
+from tests.places import SHORT
 
 ROOT = Path(__file__).parents[2]
 API = "/apis/gpudra.dev/v1alpha1"
@@ -22,7 +23,7 @@ API = "/apis/gpudra.dev/v1alpha1"
 
 @pytest.fixture(scope="module")
 def cluster():
-    root = Path(tempfile.mkdtemp(prefix="dpo", dir="/tmp"))
+    root = Path(tempfile.mkdtemp(prefix="dpo", dir=SHORT))
     nodes = [(f"h{n}", "dgx-h100") for n in range(2)] + [(f"l{n}", "l40s-x4") for n in range(2)]
     with SimCluster(root / "c", nodes, real=4) as made:
         made.wait_ready(timeout_seconds=120)

@@ -18,6 +18,7 @@ from dra.sim.cluster import SimCluster, read_manifests
 from dra.values import Quantity
 from dra.webhook.certificate import Certificate
 from dra.webhook.server import WebhookServer
+from tests.places import SHORT
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "deploy" / "manifests"
@@ -28,7 +29,7 @@ L4_MIB = 23034
 @pytest.fixture
 def root():
     """A short path: sockets."""
-    made = Path(tempfile.mkdtemp(prefix="dsh", dir="/tmp"))
+    made = Path(tempfile.mkdtemp(prefix="dsh", dir=SHORT))
     yield made
     shutil.rmtree(made, ignore_errors=True)
 

@@ -10,6 +10,7 @@ import pytest
 from dra.host.processes import start_ticks
 from dra.sim.cluster import SimCluster
 from dra.sim.switchboard import Switchboard
+from tests.places import SHORT
 
 ROOT = Path(__file__).parents[2]
 NODE = "node-1"
@@ -18,7 +19,7 @@ EXCLUSIVE = 3
 
 @pytest.fixture(scope="module")
 def cluster():
-    with tempfile.TemporaryDirectory(prefix="dss", dir="/tmp", ignore_cleanup_errors=True) as place:
+    with tempfile.TemporaryDirectory(prefix="dss", dir=SHORT, ignore_cleanup_errors=True) as place:
         with SimCluster(Path(place), [(NODE, "l40s-x4")]) as made:
             made.wait_ready(timeout_seconds=60)
             made.apply(ROOT / "deploy/manifests/deviceclasses.yaml")

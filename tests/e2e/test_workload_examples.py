@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dra.sim.cluster import SimCluster, read_manifests
+from tests.places import SHORT
 
 ROOT = Path(__file__).parents[2]
 # Two GPUs below each root complex, 40 GiB each.
@@ -16,7 +17,7 @@ NODE = "node-1"
 
 @pytest.fixture(scope="module")
 def cluster():
-    with tempfile.TemporaryDirectory(prefix="dsw", dir="/tmp", ignore_cleanup_errors=True) as place:
+    with tempfile.TemporaryDirectory(prefix="dsw", dir=SHORT, ignore_cleanup_errors=True) as place:
         with SimCluster(Path(place), [(NODE, "dgx-a100")]) as made:
             made.wait_ready(timeout_seconds=90)
             made.apply(ROOT / "deploy/manifests/deviceclasses.yaml")

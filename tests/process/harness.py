@@ -32,6 +32,7 @@ from dra.sim.leash import Leash
 from dra.sim.mps import NodeKeeper
 from dra.sim.node import SimulatedNode
 from dra.sim.runtime import Runtime
+from tests.places import SHORT
 from tests.process.invariants import check_exclusive, check_files
 
 DRIVER = "gpu.nvidia.com"
@@ -162,9 +163,11 @@ class DaemonProcess(Service):
 class Node:
     """One simulated node. Its root is short: the paths of sockets are limited."""
 
+    place = SHORT
+
     def __init__(self, *, profile: str = "dgx-h100", version: str = "1.36") -> None:
         self.profile = profile
-        self.root = Path(tempfile.mkdtemp(prefix="n", dir="/tmp"))
+        self.root = Path(tempfile.mkdtemp(prefix="n", dir=self.place))
         self.kubelet_root = self.root / "var/lib/kubelet"
         self.plugins = self.kubelet_root / "plugins"
         self.registry = self.kubelet_root / "plugins_registry"

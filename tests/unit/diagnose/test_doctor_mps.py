@@ -22,6 +22,7 @@ from dra.prepare.record import JournalEntry, Record, encode_record
 from dra.prepare.sharing.keeper_client import KeeperClient
 from dra.prepare.sharing.mps_model import DaemonSpec
 from dra.sim.node import SimulatedNode
+from tests.places import SHORT
 
 DRIVER = "gpu.nvidia.com"
 UID = "00000000-0000-4000-8000-000000000001"
@@ -74,7 +75,7 @@ class Box:
 
 @pytest.fixture
 def box():
-    with tempfile.TemporaryDirectory(prefix="dmp", dir="/tmp", ignore_cleanup_errors=True) as place:
+    with tempfile.TemporaryDirectory(prefix="dmp", dir=SHORT, ignore_cleanup_errors=True) as place:
         made = Box(Path(place))
         yield made
         made.close()

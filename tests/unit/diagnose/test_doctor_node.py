@@ -19,6 +19,7 @@ from dra.diagnose.explain.cluster import NODE, SLICE, Cluster, Collection
 from dra.host.paths import HostPaths
 from dra.prepare.record import Record, encode_record
 from dra.sim.node import SimulatedNode
+from tests.places import SHORT
 from tests.unit.diagnose.explain_world import gpu, gpus, slice_of
 from tests.unit.diagnose.explain_world import node as node_object
 
@@ -77,7 +78,7 @@ class Machine:
 
 @pytest.fixture
 def machine():
-    with tempfile.TemporaryDirectory(prefix="doc", dir="/tmp") as place:
+    with tempfile.TemporaryDirectory(prefix="doc", dir=SHORT) as place:
         made = Machine(Path(place))
         yield made
         made.close()
@@ -136,7 +137,7 @@ def test_no_library_is_the_driver_rung(machine):
 
 
 def test_a_driver_in_another_usual_root_is_told_with_the_root_to_set():
-    with tempfile.TemporaryDirectory(prefix="doc", dir="/tmp") as place:
+    with tempfile.TemporaryDirectory(prefix="doc", dir=SHORT) as place:
         sim = SimulatedNode("l40s-x4", Path(place), layout="operator", real_nodes=False)
         wrong = HostPaths(**(sim.paths_kwargs() | {"driver_root_host": "/"}))
         report = diagnose_node(NodeContext(wrong, NAME, library=sim.library))
@@ -158,7 +159,7 @@ def test_a_library_that_containers_will_miss_is_a_warning(machine):
 
 
 def test_a_node_without_gpus_says_so():
-    with tempfile.TemporaryDirectory(prefix="doc", dir="/tmp") as place:
+    with tempfile.TemporaryDirectory(prefix="doc", dir=SHORT) as place:
         (Path(place) / "proc").mkdir()
         report = diagnose_node(NodeContext(HostPaths(host_root=Path(place)), NAME))
         broken_at(report, "driver", "DRA-NO-GPU")

@@ -11,11 +11,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from keeper_rig import KeeperRig  # noqa: E402
 
+from tests.places import SHORT
+
 
 @pytest.fixture
 def rig():
     """A simulated node with the stand-in of the control daemon in its driver root; what was started is ended."""
-    root = Path(tempfile.mkdtemp(prefix="mps", dir="/tmp"))
+    root = Path(tempfile.mkdtemp(prefix="mps", dir=SHORT))
     made = KeeperRig(root)
     yield made
     made.close()

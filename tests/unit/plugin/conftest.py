@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from dra.pb.services import Method
+from tests.places import SHORT
 
 # For the helpers that stand beside the tests.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -81,7 +82,7 @@ class Client:
 
 @pytest.fixture
 def short_dir():
-    path = Path(tempfile.mkdtemp(prefix="p", dir="/tmp"))
+    path = Path(tempfile.mkdtemp(prefix="p", dir=SHORT))
     yield path
     shutil.rmtree(path, ignore_errors=True)
 

@@ -22,6 +22,7 @@ from dra.plugin.node_upkeep import (
 )
 from dra.plugin.settings import PluginSettings
 from dra.sim.node import SimulatedNode
+from tests.places import SHORT
 from tests.process.harness import wait_until
 
 
@@ -120,7 +121,7 @@ def test_a_device_plugin_beside_us_is_told_once_on_the_node(tmp_path_factory):
     import socket
     import tempfile
 
-    with tempfile.TemporaryDirectory(prefix="dpw", dir="/tmp") as place:
+    with tempfile.TemporaryDirectory(prefix="dpw", dir=SHORT) as place:
         root = Path(place)
         inventory, paths = inventory_of(root, "t4-x1")
         events = Events()

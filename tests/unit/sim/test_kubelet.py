@@ -26,6 +26,7 @@ from dra.plugin.server import UnixServer, build_server
 from dra.plugin.sockets import plan_sockets
 from dra.sim.kubelet import KubeletVersion, PrepareError, SimKubelet, Timings, UnprepareError
 from dra.sim.kubelet.registry import find_sockets
+from tests.places import SHORT
 
 DRIVER = "gpu.nvidia.com"
 FAST = Timings(scan=0.02, first_back_off=0.05, wipe_delay=0.2, health_retry=0.1, reconcile=3600)
@@ -125,7 +126,7 @@ def pod(*claims, uid="pod-1", requests=None):
 
 @pytest.fixture
 def root():
-    path = Path(tempfile.mkdtemp(prefix="k", dir="/tmp"))
+    path = Path(tempfile.mkdtemp(prefix="k", dir=SHORT))
     (path / "plugins_registry").mkdir()
     yield path
     shutil.rmtree(path, ignore_errors=True)

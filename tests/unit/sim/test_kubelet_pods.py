@@ -21,6 +21,7 @@ from dra.sim.apiserver import SimApiServer
 from dra.sim.kubelet import PodLoop, SimKubelet, Timings
 from dra.sim.runtime import Runtime
 from dra.sim.tree.nodes import make_device_node
+from tests.places import SHORT
 
 DRIVER = "gpu.nvidia.com"
 FAST = Timings(
@@ -70,7 +71,7 @@ class Engine:
 
 class World:
     def __init__(self):
-        self.root = Path(tempfile.mkdtemp(prefix="w", dir="/tmp"))
+        self.root = Path(tempfile.mkdtemp(prefix="w", dir=SHORT))
         self.kubelet_root = self.root / "var/lib/kubelet"
         (self.kubelet_root / "plugins_registry").mkdir(parents=True)
         (self.root / "var/run/cdi").mkdir(parents=True)
