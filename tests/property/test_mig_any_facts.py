@@ -9,6 +9,7 @@ from dra.inventory.model import MigProfile
 from dra.slices.features import ServerFeatures
 from dra.slices.pool import build_pool
 from dra.slices.validate import validate_slices
+from tests.examples import examples
 from tests.property.test_slices_any_facts import COUNT, INVENTORY, PROFILE_NAME
 
 PROFILE = st.builds(
@@ -42,7 +43,7 @@ def nodes(draw):
     return replace(inventory, gpus=tuple(gpus))
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(60))
 @given(nodes(), FEATURES, st.sampled_from(["dynamic", "static", "none"]))
 def test_the_pool_is_always_valid(inventory, features, mig_mode):
     made = build_pool(inventory, node_name="node-1", features=features, mig_mode=mig_mode)
@@ -52,7 +53,7 @@ def test_the_pool_is_always_valid(inventory, features, mig_mode):
         assert not any(part.shared_counters for part in made.slices)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(50))
 @given(nodes(), FEATURES)
 def test_every_gpu_that_can_be_had_whole_is_listed_and_last_of_its_gpu(inventory, features):
     if not features.device_taints:

@@ -13,6 +13,7 @@ from dra.slices.pool import build_pool
 from dra.slices.taints import Taint
 from dra.slices.validate import validate_slices
 from dra.values import PciAddress
+from tests.examples import examples
 
 TEXT = st.text(max_size=90)
 COUNT = st.integers(0, 2**70)
@@ -76,7 +77,7 @@ def build(inventory, features, taints=None):
     return build_pool(inventory, node_name="node-1", features=features, taints=taints)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(60))
 @given(nodes(), FEATURES)
 def test_the_pool_is_always_valid(node, features):
     inventory, taints = node
@@ -88,7 +89,7 @@ def test_the_pool_is_always_valid(node, features):
         assert not any("taints" in device for device in made.devices)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(50))
 @given(nodes())
 def test_every_whole_gpu_is_listed_whatever_its_facts(node):
     inventory, taints = node
@@ -99,7 +100,7 @@ def test_every_whole_gpu_is_listed_whatever_its_facts(node):
             assert f"gpu-{gpu.minor}" in listed
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(50))
 @given(nodes(), FEATURES)
 def test_every_gpu_that_is_not_listed_is_spoken_of(node, features):
     inventory, taints = node
@@ -108,7 +109,7 @@ def test_every_gpu_that_is_not_listed_is_spoken_of(node, features):
     assert {f"gpu-{gpu.minor}" for gpu in inventory.gpus if not gpu.mig_enabled} <= known
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(50))
 @given(nodes(), FEATURES, st.randoms(use_true_random=False))
 def test_the_same_facts_give_the_same_pool(node, features, shuffler):
     inventory, taints = node
@@ -117,7 +118,7 @@ def test_the_same_facts_give_the_same_pool(node, features, shuffler):
     assert build(inventory, features, taints) == build(replace(inventory, gpus=tuple(gpus)), features, taints)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(50))
 @given(INVENTORY, INVENTORY)
 def test_a_difference_is_empty_exactly_for_equal_inventories(one, other):
     assert not diff(one, one)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +13,7 @@ from dra.cli.main import main
 from dra.diagnose.explain import explain
 from dra.diagnose.explain.files import read_files
 from dra.errors import ConfigError
+from tests.examples import examples
 from tests.unit.diagnose.explain_world import claim, device_class, gpus, held, holder_pod, node, pod
 
 WORLD = [
@@ -34,7 +37,7 @@ def paths(value, path=()):
 
 def replaced(path, odd):
     """Give the world with another value at one place."""
-    world = yaml.safe_load(yaml.safe_dump(WORLD))
+    world = copy.deepcopy(WORLD)
     place = world
     for key in path[:-1]:
         place = place[key]
@@ -42,14 +45,17 @@ def replaced(path, odd):
     return world
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     path=st.sampled_from(sorted(set(paths(WORLD)), key=str)),
     odd=st.sampled_from([None, [], {}, [None], [[]], [{}], "x", "", 3, -1, 1.5, True, {"a": []}, {"": None}]),
 )
 def test_any_value_of_another_type_is_named_or_harmless(tmp_path, path, odd):
     file = tmp_path / "dump.yaml"
-    file.write_text(yaml.safe_dump({"kind": "List", "apiVersion": "v1", "items": replaced(path, odd)}))
+    body = {"kind": "List", "apiVersion": "v1", "items": replaced(path, odd)}
+    file.write_text(yaml.safe_dump(body))
     for subject in ("pod/train", "claim/data"):
         try:
             explain(read_files([str(file)]), subject, namespace="team-a")
