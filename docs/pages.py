@@ -7,6 +7,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,7 @@ def errors() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+@cache
 def error_codes() -> dict[str, tuple[str, str, str]]:
     """Give each code with (message, remedy, module); the text of the first call that has one."""
     found: dict[str, tuple[str, str, str]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-import yaml
+from tests.yaml_text import read_all
 
 ROOT = Path(__file__).parents[1]
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
@@ -18,7 +18,7 @@ Right = tuple[str, str, str]
 
 def granted(manifest: str) -> set[Right]:
     """What the roles of a file of deploy/manifests grant."""
-    documents = yaml.safe_load_all((ROOT / "deploy/manifests" / manifest).read_text())
+    documents = read_all((ROOT / "deploy/manifests" / manifest).read_text())
     return {
         (verb, group, resource)
         for each in documents

@@ -305,8 +305,9 @@ def read_manifests(files: Iterable[Path]) -> Iterator[Json]:
     """Give the objects of YAML files."""
     import yaml
 
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     for file in files:
-        for document in yaml.safe_load_all(file.read_text(encoding="utf-8")):
+        for document in yaml.load_all(file.read_text(encoding="utf-8"), loader):
             if document:
                 yield document
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.yaml_text import read
+
 Json = dict[str, Any]
 
 PLACEHOLDER = re.compile(r"<(uid|rv|rand|continue)-(\d+)>|<(time|microtime|age|server|hash|redacted)>")
@@ -352,8 +354,6 @@ def compare(step: Json, answer: Answer, bindings: Bindings, *, kept: bool) -> li
 
 def _compare_text(expected: str, answer: Answer, comparison: Comparison) -> None:
     if answer.content_type == "application/yaml":
-        import yaml
-
-        comparison.same(yaml.safe_load(expected), yaml.safe_load(answer.body))
+        comparison.same(read(expected), read(answer.body))
     elif not isinstance(answer.body, str) or expected.strip() != answer.body.strip():
         comparison.differences.append(f"text: is {short(answer.body)}, wanted {short(expected)}")

@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import yaml
 
 from dra.cdi.mig_nodes import mig_capability_nodes
 from dra.cdi.model import CdiDevice, CdiOptions
@@ -24,6 +23,7 @@ from dra.sim.tree.golden import materialise_golden_tree
 from dra.sim.tree.nodes import can_make_nodes
 from dra.values import PciAddress
 from tests.contract.cdi_container import LOADER_DIRS, start
+from tests.yaml_text import read
 
 GOLDEN = Path(os.environ.get("DRA_GOLDEN") or Path(__file__).parent.parent / "data") / "cdi"
 pytestmark = pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"no recorded CDI specs at {GOLDEN}")
@@ -56,7 +56,7 @@ CASES = {
 
 @cache
 def recorded(name):
-    return yaml.safe_load((GOLDEN / f"{name}.yaml").read_text())
+    return read((GOLDEN / f"{name}.yaml").read_text())
 
 
 @pytest.fixture(scope="module", params=["real nodes", "stand-ins"])
@@ -274,7 +274,7 @@ def test_engines_of_2023_can_read_it(build, case, tier):
     )
     assert spec["cdiVersion"] == "0.5.0"
     assert "additionalGids" not in encode(spec).decode()
-    assert yaml.safe_load(encode(spec)) == json.loads(encode(spec)) == spec
+    assert read(encode(spec)) == json.loads(encode(spec)) == spec
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 
 from dra.api.policy import decode_policy
 from dra.errors import ConfigError, KubeError
@@ -15,6 +14,7 @@ from dra.kube.connection import Connection, KubeOptions
 from dra.kube.resources import CUSTOM_RESOURCE_DEFINITIONS, GPU_NODE_POLICIES, GPU_NODES
 from dra.sim.apiserver import SimApiServer
 from tests.real_apiserver import needs_real_apiserver, real_apiserver
+from tests.yaml_text import read
 
 ROOT = Path(__file__).parents[2]
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
@@ -93,7 +93,7 @@ REFUSED = {
 def installed(kubeconfig):
     client = KubeClient(Connection(KubeOptions(kubeconfig=str(kubeconfig))), field_manager="test")
     for path in sorted((ROOT / "crds").glob("*.yaml")):
-        client.create(CUSTOM_RESOURCE_DEFINITIONS, yaml.safe_load(path.read_text()))
+        client.create(CUSTOM_RESOURCE_DEFINITIONS, read(path.read_text()))
     for name in ("gpunodepolicies.gpudra.dev", "gpunodes.gpudra.dev"):
         wait_established(client, name)
     return client

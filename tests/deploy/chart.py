@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+
+from tests.yaml_text import read_all
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / ".venv-chart/bin"
@@ -59,11 +61,15 @@ def render(
         f"{version}.0",
     ]
     command += ["--values", "-", *(f"--api-versions={api}" for api in apis)]
-    done = subprocess.run(
-        command, input=json.dumps(values or {}), capture_output=True, text=True, check=False
-    )
+    done = _run(tuple(command), json.dumps(values or {}))
     assert done.returncode == 0, done.stderr
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
+    return [document for document in read_all(done.stdout) if document]
+
+
+@cache
+def _run(command: tuple[str, ...], values: str) -> subprocess.CompletedProcess[str]:
+    """Run Helm, once for the same values."""
+    return subprocess.run(command, input=values, capture_output=True, text=True, check=False)
 
 
 def refused(values: dict[str, Any], **how: Any) -> str:
@@ -113,14 +119,14 @@ def name_of(each: dict[str, Any]) -> str:
 
 
 def check_schemas(rendered: list[tuple[str, list[dict[str, Any]]]]) -> list[str]:
-    """Give what is wrong with (version, objects), by the schemas of Kubernetes."""
+    """Give what is wrong with (version, objects), by the schemas of Kubernetes; each of equal objects once."""
     needs("kubernetes-validate")
-    lines = [
+    lines = dict.fromkeys(
         json.dumps({"version": version, "where": f"{version} {name_of(each)}", "object": each})
         for version, objects in rendered
         for each in objects
         if each["kind"] not in FOREIGN
-    ]
+    )
     done = subprocess.run(
         [str(TOOLS / "python"), str(Path(__file__).parent / "objects.py")],
         input="\n".join(lines), capture_output=True, text=True, check=False,

@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
 from dra import __version__
 from dra.plugin.settings import offers_passthrough
@@ -33,6 +32,7 @@ from tests.deploy.chart import (
     refused,
     render,
 )
+from tests.yaml_text import read, read_all
 
 ROOTS = ("/", "/run/nvidia/driver", "/home/kubernetes/bin/nvidia")
 PATHS = {
@@ -209,7 +209,7 @@ def test_the_plugin_understands_every_variable_and_none_is_without_effect():
 
 # -- a values file of NVIDIA's chart -----------------------------------------------------------------------
 
-NVIDIAS = yaml.safe_load("""
+NVIDIAS = read("""
 nvidiaDriverRoot: /run/nvidia/driver
 nvidiaCDIHookPath: /usr/bin/nvidia-cdi-hook
 altProcDevices: ""
@@ -543,7 +543,7 @@ def test_the_manifests_are_rendered_from_the_chart():
 def test_the_classes_of_mig_profiles_come_by_option_and_are_the_manifests(all_versions):
     manifest = ROOT / "deploy/manifests/deviceclasses-mig.yaml"
     assert (CHART / "files/deviceclasses-mig.yaml").read_text() == manifest.read_text(), "run: make manifests"
-    wanted = {each["metadata"]["name"] for each in yaml.safe_load_all(manifest.read_text()) if each}
+    wanted = {each["metadata"]["name"] for each in read_all(manifest.read_text()) if each}
     found = of_kind(render({"deviceClasses": {"migProfiles": True}}), "DeviceClass")
     assert wanted < {each["metadata"]["name"] for each in found}
     old = of_kind(render({"deviceClasses": {"migProfiles": True}}, version="1.33"), "DeviceClass")
@@ -560,7 +560,7 @@ def test_the_schema_of_the_values_is_current_and_refuses_no_default():
 
 
 def test_the_chart_is_of_this_version():
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    chart = read((CHART / "Chart.yaml").read_text())
     assert chart["version"] == chart["appVersion"] == __version__
 
 

@@ -8,18 +8,20 @@ import importlib
 import importlib.util
 import re
 import shlex
+from functools import cache
 
 import pytest
-import yaml
 
 from dra.cli.main import COMMANDS, _parser
 from dra.diagnose.doctor.model import EXIT_CODES
 from tests.deploy.chart import CHART, ROOT
+from tests.yaml_text import read
 
 PAGES = sorted([*ROOT.glob("README*.md"), *(ROOT / "docs").glob("*.md")])
 _FENCE = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
+@cache
 def made():
     spec = importlib.util.spec_from_file_location("pages", ROOT / "docs/pages.py")
     module = importlib.util.module_from_spec(spec)
@@ -161,7 +163,7 @@ def test_the_exit_codes_of_the_doctor_stand_in_the_docs():
 
 
 def test_values_of_the_chart_that_the_docs_name_exist():
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    values = read((CHART / "values.yaml").read_text())
     top = "|".join(values)
     for page in PAGES:
         if page.name in ("configuration.md", "error-codes.md"):
@@ -188,9 +190,7 @@ def test_every_value_of_the_chart_is_explained():
             else:
                 yield at
 
-    missing = [
-        key for key in leaves(yaml.safe_load((CHART / "values.yaml").read_text())) if key not in explained
-    ]
+    missing = [key for key in leaves(read((CHART / "values.yaml").read_text())) if key not in explained]
     assert missing == []
 
 

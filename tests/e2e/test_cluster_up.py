@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 
 from dra.cli.main import main
 from dra.errors import DraError
@@ -31,6 +30,7 @@ from dra.sim.up import UpSettings, run_down, run_up
 from dra.slices.features import NEWEST
 from dra.slices.pool import build_pool
 from tests.places import SHORT
+from tests.yaml_text import read_all
 
 ROOT = Path(__file__).parents[2]
 DRIVER = "gpu.nvidia.com"
@@ -425,7 +425,7 @@ def test_with_the_gate_of_the_drivers_a_pod_gets_a_gpu_passed_through_and_gives_
 
     try:
         until(lambda: devices() == ["gpu-vfio-0", "gpu-0"], "the pool")
-        for manifest in yaml.safe_load_all((ROOT / "examples/vfio.yaml").read_text()):
+        for manifest in read_all((ROOT / "examples/vfio.yaml").read_text()):
             kind = {"Namespace": NAMESPACES, "ResourceClaimTemplate": RESOURCE_CLAIM_TEMPLATES, "Pod": PODS}[
                 manifest["kind"]
             ]

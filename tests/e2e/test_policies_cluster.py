@@ -8,7 +8,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import yaml
 
 from dra.cli.main import main
 from dra.fleet.policy_status import PolicyStatus
@@ -16,6 +15,7 @@ from dra.kube.client import KubeClient
 from dra.kube.connection import Connection, KubeOptions
 from dra.sim.cluster import SimCluster
 from tests.places import SHORT
+from tests.yaml_text import read_all
 
 ROOT = Path(__file__).parents[2]
 API = "/apis/gpudra.dev/v1alpha1"
@@ -163,7 +163,7 @@ def test_a_fleet_follows_kubectl_apply_and_running_claims_are_left_alone(cluster
         "h1 is as its flags say",
     )
     assert len(devices(cluster, "h0")) == 40
-    for body in yaml.safe_load_all(example.read_text()):
+    for body in read_all(example.read_text()):
         cluster.api.request("DELETE", f"{API}/gpunodepolicies/{body['metadata']['name']}")
     for name in ("h0", "l0"):
         until(

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tests.process.harness import Node, Service, wait_until
+from tests.yaml_text import read_all
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/default/leases/dra-fleet"
 POLICIES = "/apis/gpudra.dev/v1alpha1/gpunodepolicies"
@@ -33,7 +32,7 @@ def holder(node: Node) -> str:
 def install_policies(node: Node, root: Path) -> None:
     """Install our kinds from the repository at `root`, and create the policy `p`."""
     for path in sorted((root / "crds").glob("*.yaml")):
-        for document in yaml.safe_load_all(path.read_text()):
+        for document in read_all(path.read_text()):
             node.api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", document)
     for collection in (POLICIES, GPU_NODES):
         wait_until(

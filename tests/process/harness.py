@@ -42,15 +42,19 @@ FAST = Timings(scan=0.05, first_back_off=0.1, health_retry=0.2, reconcile=3600)
 
 
 def wait_until(condition: Callable[[], Any], *, seconds: float = 60.0, what: str = "") -> Any:
-    """Give the first true answer of `condition`; for states of other processes, which nobody announces."""
+    """Give the first true answer of `condition`; for states of other processes, which nobody announces.
+
+    What takes long to look at is looked at less often: the daemon that is waited for needs the processor too.
+    """
     end = time.monotonic() + seconds
     while True:
+        began = time.thread_time()
         answer = condition()
         if answer:
             return answer
         if time.monotonic() > end:
             raise AssertionError(f"not within {seconds:g} s: {what or condition}")
-        time.sleep(0.01)
+        time.sleep(min(max(0.01, 5 * (time.thread_time() - began)), 0.1))
 
 
 def probe(port: int, service: str) -> tuple[int, str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
+from tests.yaml_text import read
 
 if TYPE_CHECKING:
     from tests.process.harness import DaemonProcess, Node
@@ -92,7 +92,7 @@ def check_files(node: Node) -> None:
     assert {record["state"] for record in records.values()} <= {"prepared"}
     assert set(records) == node.cdi_files()
     for uid, record in records.items():
-        spec = yaml.safe_load(node.cdi_file(uid).read_text())
+        spec = read(node.cdi_file(uid).read_text())
         wanted = {name for device in record["devices"] for name in device["cdi_ids"]}
         assert {f"{spec['kind']}={device['name']}" for device in spec["devices"]} == wanted
         assert {device["device"] for device in record["devices"]} == {r["device"] for r in record["results"]}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import yaml
 
 from dra.cli.main import main
 from dra.sim.apiserver.server import SimApiServer
 from tests.process.harness import DRIVER, NODE, Node, wait_until
 from tests.unit.slices.mig_machines import Scheduler
+from tests.yaml_text import read_all
 
 
 @pytest.fixture
@@ -140,14 +140,12 @@ def test_inventory_shows_what_the_plugin_publishes_also_while_partitions_are_in_
     capsys.readouterr()
     words = ["--simulate", "dgx-h100", "--host-root", str(on.root), "--node-name", NODE, "-o", "slices"]
     assert main(["inventory", *words]) == 0
-    shown = [manifest["spec"] for manifest in yaml.safe_load_all(capsys.readouterr().out)]
+    shown = [manifest["spec"] for manifest in read_all(capsys.readouterr().out)]
     assert shown == [each["spec"] for each in published(on, 8 * 26)]
     # Without the marks the partition would look handmade, and its GPU be listed as it is.
     (on.state_dir / "mig" / "gpu-3-mig-1g10gb-19-6.json").unlink()
     main(["inventory", *words])
-    devices = [
-        d for spec in yaml.safe_load_all(capsys.readouterr().out) for d in spec["spec"].get("devices", ())
-    ]
+    devices = [d for spec in read_all(capsys.readouterr().out) for d in spec["spec"].get("devices", ())]
     assert len(devices) == 7 * 26 + 1
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.process.conftest import SOON, call
 from tests.process.harness import DRIVER, wait_until
+from tests.yaml_text import read
 
 ROOT = Path(__file__).parents[2]
 API = "/apis/gpudra.dev/v1alpha1"
@@ -23,9 +23,7 @@ LAYOUT = {"mode": "static", "layout": {"3g.40gb": 1, "1g.10gb": 4}}
 
 def install(node):
     for path in sorted((ROOT / "crds").glob("*.yaml")):
-        node.api.create(
-            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", yaml.safe_load(path.read_text())
-        )
+        node.api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", read(path.read_text()))
     wait_until(lambda: node.api.request("GET", f"{API}/gpunodepolicies")[0] == 200, what="it is served")
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.process.conftest import call
 from tests.process.harness import DRIVER, RESOURCE_API
+from tests.yaml_text import read_all
 
 MANIFEST = Path(__file__).parents[2] / "deploy/manifests/webhook-configuration.yaml"
 CLAIMS = f"{RESOURCE_API}/namespaces/default/resourceclaims"
@@ -17,7 +17,7 @@ HOOKS = "/apis/admissionregistration.k8s.io/v1"
 
 def install(node, *, policy):
     """Install the configurations as they are shipped, with nobody behind the service."""
-    for document in yaml.safe_load_all(MANIFEST.read_text()):
+    for document in read_all(MANIFEST.read_text()):
         plural = {"V": "validatingwebhookconfigurations", "M": "mutatingwebhookconfigurations"}[
             document["kind"][0]
         ]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
 from dra.api.policy import decode_policy
 from dra.errors import ConfigError
 from dra.sim.apiserver import SimApiServer
 from tests.policy_table import ACCEPTED, REFUSED
+from tests.yaml_text import read
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 POLICIES = "/apis/gpudra.dev/v1alpha1/gpunodepolicies"
@@ -43,7 +43,7 @@ def test_the_models_refuse(name):
 def server():
     server = SimApiServer()
     for path in sorted((Path(__file__).parents[3] / "crds").glob("*.yaml")):
-        status, answer = server.request("POST", DEFINITIONS, yaml.safe_load(path.read_text()))
+        status, answer = server.request("POST", DEFINITIONS, read(path.read_text()))
         assert status == 201, answer
     return server
 

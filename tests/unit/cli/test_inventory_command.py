@@ -3,12 +3,12 @@ import subprocess
 import sys
 
 import pytest
-import yaml
 
 from dra import __version__
 from dra.cli.main import main
 from dra.sim.node import SimulatedNode
 from dra.slices.validate import validate_slices
+from tests.yaml_text import read, read_all
 
 
 def run(capsys, *words):
@@ -47,7 +47,7 @@ def test_json_and_yaml_hold_the_same(capsys):
     _, as_json, _ = run(capsys, "inventory", "--simulate", "a100-l4", "-o", "json")
     _, as_yaml, _ = run(capsys, "inventory", "--simulate", "a100-l4", "-o", "yaml")
     content = json.loads(as_json)
-    assert yaml.safe_load(as_yaml) == content
+    assert read(as_yaml) == content
     assert [gpu["name"] for gpu in content["gpus"]] == ["gpu-2", "gpu-0", "gpu-3", "gpu-1"]
     assert {gpu["productName"] for gpu in content["gpus"]} == {"NVIDIA A100-PCIE-40GB", "NVIDIA L4"}
 
@@ -62,7 +62,7 @@ def test_profiles_are_shown_on_request(capsys):
 def test_slices_are_what_the_driver_would_publish(capsys):
     code, out, _ = run(capsys, "inventory", "--simulate", "dgx-a100", "-o", "slices", "--node-name", "node-7")
     assert code == 0
-    (manifest,) = yaml.safe_load_all(out)
+    (manifest,) = read_all(out)
     assert (manifest["apiVersion"], manifest["kind"]) == ("resource.k8s.io/v1", "ResourceSlice")
     spec = manifest["spec"]
     assert validate_slices([spec]) == []
@@ -91,7 +91,7 @@ def test_slices_are_what_the_driver_would_publish(capsys):
 def test_slices_have_the_partitions_that_the_plugin_would_offer(capsys, words, kinds):
     code, out, err = run(capsys, "inventory", "--simulate", "h100-nvl-x2", "-o", "slices", *words)
     assert (code, err) == (0, "")
-    specs = [manifest["spec"] for manifest in yaml.safe_load_all(out)]
+    specs = [manifest["spec"] for manifest in read_all(out)]
     found = [d["attributes"]["type"]["string"] for spec in specs for d in spec.get("devices") or []]
     assert {kind: found.count(kind) for kind in set(found)} == kinds
 
@@ -99,7 +99,7 @@ def test_slices_have_the_partitions_that_the_plugin_would_offer(capsys, words, k
 def test_the_environment_of_the_plugin_says_which_partitions_are_shown(capsys, monkeypatch):
     monkeypatch.setenv("MIG_MODE", "static")
     _, out, _ = run(capsys, "inventory", "--simulate", "h100-nvl-x2", "-o", "slices")
-    (manifest,) = yaml.safe_load_all(out)
+    (manifest,) = read_all(out)
     assert len(manifest["spec"]["devices"]) == 2
     monkeypatch.setenv("MIG_MODE", "sometimes")
     code, out, err = run(capsys, "inventory", "--simulate", "h100-nvl-x2", "-o", "slices")
@@ -110,7 +110,7 @@ def test_the_environment_of_the_plugin_says_which_partitions_are_shown(capsys, m
 def test_slices_are_shared_as_the_plugin_would_share_them(capsys):
     code, out, err = run(capsys, "inventory", "--simulate", "t4-x1", "-o", "slices", "--sharing", "4")
     assert (code, err) == (0, "")
-    (device,) = yaml.safe_load(out)["spec"]["devices"]
+    (device,) = read(out)["spec"]["devices"]
     assert device["allowMultipleAllocations"] is True
     assert device["capacity"]["shares"]["value"] == "4"
     assert device["attributes"]["gpudra.dev/sharing"] == {"string": "shares"}
@@ -127,7 +127,7 @@ def test_what_can_be_passed_through_is_shown_with_the_gate_only(capsys, monkeypa
         main(["inventory", "--simulate", "l40s-x4", "-o", "slices", *words])
         return [
             device["name"]
-            for each in yaml.safe_load_all(capsys.readouterr().out)
+            for each in read_all(capsys.readouterr().out)
             for device in each["spec"].get("devices") or ()
         ]
 
@@ -216,7 +216,7 @@ def test_slices_have_the_newest_version_that_the_server_serves(capsys, kubernete
     words = ("--simulate", "t4-x1", "-o", "slices", "--kubernetes-version", kubernetes)
     code, out, _ = run(capsys, "inventory", *words)
     assert code == 0
-    (manifest,) = yaml.safe_load_all(out)
+    (manifest,) = read_all(out)
     assert manifest["apiVersion"] == f"resource.k8s.io/{version}"
     (device,) = manifest["spec"]["devices"]
     assert (device["basic"] if version == "v1beta1" else device)["attributes"]["type"] == {"string": "gpu"}

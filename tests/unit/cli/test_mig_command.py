@@ -11,6 +11,7 @@ import yaml
 from dra.cli.main import main
 from dra.sim.apiserver import SimApiServer
 from tests.unit.slices.mig_machines import partitioned, pool_of, slices_of
+from tests.yaml_text import read_all
 
 ROOT = Path(__file__).parents[3]
 
@@ -107,7 +108,7 @@ def test_a_plan_on_a_cluster_reads_the_cluster(tmp_path, capsys):
     assert main(["inventory", "--simulate", "dgx-h100", "-o", "slices"]) == 0
     with SimApiServer(version="1.36").start() as api:
         api.create("/api/v1/nodes", node)
-        for body in yaml.safe_load_all(capsys.readouterr().out):
+        for body in read_all(capsys.readouterr().out):
             for item in body.get("items", [body]):
                 api.create("/apis/resource.k8s.io/v1/resourceslices", item)
         kubeconfig = str(api.write_kubeconfig(tmp_path / "kubeconfig"))

@@ -15,6 +15,7 @@ from dra.cli.main import main
 from dra.cli.validate import known_devices
 from dra.diagnose.validate import validate_manifests, validate_paths
 from dra.diagnose.validate_source import manifest_of
+from tests.yaml_text import read, read_all
 
 ROOT = Path(__file__).parents[3]
 BAD = ROOT / "tests" / "data" / "bad-manifests"
@@ -296,7 +297,7 @@ def test_machines_are_not_looked_at_for_plain_requests():
     def never():
         raise AssertionError("asked for the known devices")
 
-    manifest = manifest_of(yaml.safe_load(claim_with(more="        count: 8\n")))
+    manifest = manifest_of(read(claim_with(more="        count: 8\n")))
     assert validate_manifests([manifest], known_devices=never).findings == []
 
 
@@ -374,7 +375,7 @@ def test_the_built_in_classes_are_those_of_the_plain_manifests():
     text = (ROOT / "deploy" / "manifests" / "deviceclasses.yaml").read_text(encoding="utf-8")
     shipped = {
         one["metadata"]["name"]: one["spec"]["selectors"][0]["cel"]["expression"]
-        for one in yaml.safe_load_all(text)
+        for one in read_all(text)
         if one["metadata"]["name"] in TYPE_OF_CLASS
     }
     assert shipped

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra.diagnose.validate import validate_manifests
 from dra.diagnose.validate_fit import KnownDevice
 from dra.diagnose.validate_source import manifest_of, read_manifests
+from tests.yaml_text import read_all
 
 ROOT = Path(__file__).parents[3]
 GOOD = [
@@ -24,7 +24,7 @@ GOOD = [
         *sorted((ROOT / "examples").glob("*.yaml")),
         *sorted((ROOT / "tests/data/bad-manifests").glob("*.yaml")),
     ]
-    for document in yaml.safe_load_all(file.read_text(encoding="utf-8"))
+    for document in read_all(file.read_text(encoding="utf-8"))
 ]
 DEVICE = KnownDevice(
     "box",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
 from dra.fleet.policy_status import PolicyStatus, policy_status
 from dra.kube.client import KubeClient
 from dra.kube.connection import Connection, KubeOptions
 from dra.sim.apiserver import SimApiServer
+from tests.yaml_text import read
 
 ROOT = Path(__file__).parents[3]
 API = "/apis/gpudra.dev/v1alpha1"
@@ -136,9 +136,7 @@ def client(api, tmp_path):
 
 def install(api):
     for path in sorted((ROOT / "crds").glob("*.yaml")):
-        api.create(
-            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", yaml.safe_load(path.read_text())
-        )
+        api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", read(path.read_text()))
 
 
 def test_it_is_written_into_the_api_once_and_again_when_it_changes(api, client):

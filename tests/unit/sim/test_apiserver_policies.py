@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from dra.sim.apiserver import SimApiServer
 from dra.sim.apiserver.exchange import Request
 from dra.sim.apiserver.identity import PLUGIN, plugin_of
 from tests.real_api import RealApi
 from tests.real_apiserver import needs_real_apiserver, real_apiserver
+from tests.yaml_text import read_all
 
 Json = dict[str, Any]
 ROOT = Path(__file__).parents[3]
@@ -215,7 +215,7 @@ def test_the_charts_policy_keeps_a_plugin_to_the_slices_of_its_node(server) -> N
         return {"Impersonate-User": PLUGIN, "Impersonate-Group": "system:masters", **bound}
 
     text = (ROOT / "deploy" / "manifests" / "admission-policy.yaml").read_text(encoding="utf-8")
-    install(server, *yaml.safe_load_all(text))
+    install(server, *read_all(text))
     name = "dra-driver-nvidia-gpu-own-slices"
     end = time.monotonic() + SECONDS
     while True:

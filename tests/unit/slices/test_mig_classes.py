@@ -13,6 +13,7 @@ from dra.sim.nvml.mig_tables import MIG_TABLES
 from dra.slices.mig_classes import LABEL, class_name, mig_classes, profiles_in, resource_name
 from dra.values import is_dns_subdomain
 from tests.unit.slices.mig_machines import machine, partitioned, pool_of
+from tests.yaml_text import read_all
 
 ROOT = Path(__file__).parents[3]
 READY = ROOT / "deploy/manifests/deviceclasses-mig.yaml"
@@ -99,7 +100,7 @@ def test_names_are_those_that_the_api_takes(profile):
 
 def test_the_ready_manifests_are_the_classes_of_all_gpus_that_are_known():
     """After a change: `python -m tests.unit.slices.test_mig_classes` writes the file anew."""
-    assert list(yaml.safe_load_all(READY.read_text(encoding="utf-8"))) == ready_classes()
+    assert list(read_all(READY.read_text(encoding="utf-8"))) == ready_classes()
     assert len(classes_by_resource(ready_classes())) == 2 * len(ready_classes())
 
 

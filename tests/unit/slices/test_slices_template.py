@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-import yaml
 
 from dra.cli.main import main
+from tests.yaml_text import read_all
 
 
 def printed(capsys, *words):
     assert main(["inventory", "--profile", *words]) == 0
-    documents = list(yaml.safe_load_all(capsys.readouterr().out))
+    documents = list(read_all(capsys.readouterr().out))
     devices = [device for each in documents for device in each["spec"].get("devices") or ()]
     return documents, {device["name"]: device for device in devices}
 
