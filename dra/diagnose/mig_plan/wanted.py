@@ -14,7 +14,7 @@ from dra.slices.mig_classes import mig_classes, profiles_in
 
 Json = Mapping[str, Any]
 _MOST = 1000
-_ITEM = re.compile(r"([^=\s]+)(?:=([0-9]{1,4}))?", re.ASCII)
+_ITEM = re.compile(r"([^=\s]+)(?:=([0-9]{1,4000}))?", re.ASCII)
 _DRIVER = "gpu.nvidia.com"
 _PARENT = (f"{_DRIVER}/parentUUID", "parentUUID")
 
@@ -42,9 +42,12 @@ def parse_mix(text: str, gpus: Sequence[GpuState]) -> Wanted:
         match = _ITEM.fullmatch(part)
         name, count = (match[1], int(match[2] or 1)) if match else (part, 0)
         if not 0 < count <= _MOST or (name != WHOLE and name not in known):
+            ask_for_less = count > _MOST and name in {WHOLE, *known}
             raise ConfigError(
                 "DRA-MIG-WANT",
-                f"{part!r} is no profile of these GPUs with a count",
+                f"{part!r} is more than {_MOST} of a kind"
+                if ask_for_less
+                else f"{part!r} is no profile of these GPUs with a count",
                 remedy=f"Write for example {(known or ['1g.10gb'])[0]}=2. There are {', '.join([*known, WHOLE])}.",
             )
         mix[name] += count

@@ -32,6 +32,14 @@ def test_a_mix_on_a_model_is_a_table_and_a_picture(capsys):
     assert any("3g.40gb*" in line and line.count("1g.10gb*") == 4 for line in lines)
 
 
+@pytest.mark.parametrize("count", ["1001", "99999999999999999999"])
+def test_a_count_that_is_too_large_is_told_from_a_profile_that_there_is_not(capsys, count):
+    code, out, err = run(capsys, "--gpu", "h100-80", "--want", f"1g.10gb={count}")
+    assert (code, out) == (2, "")
+    assert f"'1g.10gb={count}' is more than 1000 of a kind" in err
+    assert "is no profile" in run(capsys, "--gpu", "h100-80", "--want", f"9g.90gb={count}")[2]
+
+
 def test_the_same_as_data(capsys):
     code, out, _ = run(capsys, "--gpu", "a100-40x2", "--want", "4g.20gb=2", "--want", "3g.20gb", "-o", "json")
     assert code == 0
