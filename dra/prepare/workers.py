@@ -5,6 +5,8 @@ Unlike concurrent.futures' pool its threads never hold up the end of the process
 
 from __future__ import annotations
 
+import contextvars
+import functools
 import queue
 import threading
 from collections.abc import Callable
@@ -44,6 +46,8 @@ class WorkerPool:
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Have `call` run; a future that is cancelled before its turn never runs.
 
+        What is bound to the log here is bound to it there too.
+
         Raises:
             HostError: DRA-HOST-NO-THREADS: there is no thread and none can be started. With fewer threads than
                 wanted the call waits for one of those.
@@ -53,7 +57,7 @@ class WorkerPool:
             if self._outstanding >= self._threads and self._threads < self._limit:
                 self._grow()
             self._outstanding += 1
-            self._calls.put((future, call))
+            self._calls.put((future, functools.partial(contextvars.copy_context().run, call)))
         return future
 
     def close(self) -> None:

@@ -7,11 +7,13 @@ import time
 
 import pytest
 from prepare_fakes import FakeApi, make_claim, uid_of, wait_until
+from structlog.contextvars import get_contextvars
 
 from dra.api.claim import ClaimRef
 from dra.errors import ClaimError, KubeError
 from dra.prepare.fetch import ClaimFetcher
 from dra.prepare.workers import WorkerPool
+from dra.telemetry.log import bound
 
 REF = ClaimRef("default", "one", uid_of(1))
 
@@ -143,3 +145,13 @@ def test_a_404_that_is_not_about_the_claim_is_no_answer(code):
         fetcher.fetch(REF)
     assert caught.value.code == code
     assert caught.value.retryable
+
+
+def test_what_is_bound_to_the_log_is_bound_to_it_in_the_thread_of_a_call_too():
+    pool = WorkerPool("test", limit=1)
+    with bound(rpc="prepare", claim="a/b"):
+        there = pool.submit(get_contextvars)
+    # The thread is the same, and nothing of the first call stays in it.
+    after = pool.submit(get_contextvars)
+    assert there.result(5) == {"rpc": "prepare", "claim": "a/b"}
+    assert after.result(5) == {}
