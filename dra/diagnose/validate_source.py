@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dra.api.rules.decode import Pairs
+from dra.api.rules.decode import Pairs, whole_characters
 from dra.diagnose.texts import SUFFIXES, UnreadableText, files_in, no_number, number_error, read_text
 from dra.diagnose.validate_model import Finding
 from dra.diagnose.yaml_scalars import is_true, json_float, kubectl_loader, scalar_number
@@ -18,6 +18,7 @@ from dra.diagnose.yaml_text import YamlError, described, documents
 # Far more than any kind has.
 MAX_DEPTH = 200
 _STEP_END = re.compile(r"[.\[]")
+_PAIRED = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _INDEX = re.compile(r"[0-9]{1,9}")
 
 
@@ -79,15 +80,16 @@ class Manifest:
 
 def manifest_of(value: dict[str, Any], file: str = "") -> Manifest:
     """Give an object that does not come from a file, such as one under admission: all of it is in line 0."""
-    return Manifest(file, value, _spot_of(value, MAX_DEPTH))
+    return Manifest(file, value, _spot_of(value, MAX_DEPTH, 0))
 
 
-def _spot_of(value: Any, depth: int) -> Spot:
+def _spot_of(value: Any, depth: int, line: int) -> Spot:
+    """Give the spots of a value of which all stands in one line, as far as is known."""
     if isinstance(value, dict) and depth:
-        return Spot(0, 0, {key: _spot_of(item, depth - 1) for key, item in value.items()})
+        return Spot(line, 0, {key: _spot_of(item, depth - 1, line) for key, item in value.items()})
     if isinstance(value, list) and depth:
-        return Spot(0, 0, {index: _spot_of(item, depth - 1) for index, item in enumerate(value)})
-    return Spot(0)
+        return Spot(line, 0, {index: _spot_of(item, depth - 1, line) for index, item in enumerate(value)})
+    return Spot(line)
 
 
 def is_too_deep(value: Any) -> bool:
@@ -192,6 +194,7 @@ def _json(text: str) -> Iterator[_Found]:
         line, counted = line + text.count("\n", counted, position), position
         try:
             value, end = decoder.raw_decode(text, position)
+            value = whole_characters(value, text[position:end])
         except json.JSONDecodeError as error:
             yield YamlError(f"{error.msg} at column {error.colno}", error.lineno)
             return
@@ -201,9 +204,11 @@ def _json(text: str) -> Iterator[_Found]:
         except RecursionError:
             yield YamlError("it nests too deeply", line)
             return
-        # The value is good even where only its lines cannot be told. A tab is white space in JSON, not so in YAML.
-        lines = next(_yaml(text[position:end].replace("\t", " "), line - 1), None)
-        yield value, lines[1] if isinstance(lines, tuple) else Spot(line)
+        # A tab is white space in JSON, not so in YAML; and YAML has no characters of two escapes.
+        same = _PAIRED.sub(r"\\ufffd", text[position:end].replace("\t", " "))
+        lines = next(_yaml(same, line - 1), None)
+        # The value is good even where only its lines cannot be told.
+        yield value, lines[1] if isinstance(lines, tuple) else _spot_of(value, MAX_DEPTH, line)
         position = end
 
 

@@ -8,6 +8,7 @@ Source: encoding/json and sigs.k8s.io/json as the API server uses them (strict d
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,8 @@ from dra.api.rules.scalars import (
 from dra.api.rules.schema import Struct, Type, load_struct
 
 Json = dict[str, Any]
+_HALF = re.compile("[\ud800-\udfff]")
+_ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class Pairs(dict[str, Any]):
@@ -42,6 +45,30 @@ def _pairs(pairs: list[tuple[str, Any]]) -> Pairs:
     return result
 
 
+def whole_characters(value: Any, text: str) -> Any:
+    """Give a value without halves of surrogate pairs (U+D800 to U+DFFF), which no encoding can write.
+
+    U+FFFD stands in their place, as after Go's decoder.
+
+    Args:
+        value: what was read.
+        text: from which it was read.
+    """
+    return _whole(value) if _ESCAPED_HALF.search(text) else value
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return _HALF.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    if isinstance(value, dict):
+        found = Pairs((_whole(key), _whole(item)) for key, item in value.items())
+        found.duplicates = tuple(map(_whole, getattr(value, "duplicates", ())))
+        return found
+    return value
+
+
 def parse_json(text: str) -> Any:
     """Read JSON, keeping note of duplicate keys.
 
@@ -49,7 +76,7 @@ def parse_json(text: str) -> Any:
         DecodeError: worded as Go's decoder does.
     """
     try:
-        return json.loads(text, object_pairs_hook=_pairs)
+        return whole_characters(json.loads(text, object_pairs_hook=_pairs), text)
     except json.JSONDecodeError as error:
         rest = text[error.pos :].lstrip()
         if rest == "" or error.msg.startswith("Unterminated"):

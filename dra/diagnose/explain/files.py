@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dra.api.rules.decode import DecodeError, Findings, decode
+from dra.api.rules.decode import DecodeError, Findings, decode, whole_characters
 from dra.api.rules.schema import Type, load_struct
 from dra.diagnose.explain.cluster import KINDS, Cluster, Collection
 from dra.diagnose.texts import UnreadableText, files_in, no_number, number_error, read_text
@@ -154,11 +154,13 @@ def _json(name: str, text: str) -> Iterator[Any]:
             position += 1
             continue
         try:
-            document, position = decoder.raw_decode(text, position)
+            document, end = decoder.raw_decode(text, position)
+            document = whole_characters(document, text[position:end])
         except ValueError as error:
             raise _bad(name, number_error(error)) from error
         except RecursionError as error:
             raise _bad(name, "it nests too deeply") from error
+        position = end
         yield document
 
 

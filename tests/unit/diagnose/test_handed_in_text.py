@@ -275,7 +275,7 @@ def test_text_that_the_terminal_cannot_show_is_escaped(tmp_path, monkeypatch):
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
     assert main(["validate", str(file)]) == 1
-    assert b"\\ud800" in raw.getvalue()
+    assert b"\\ufffd" in raw.getvalue()
 
 
 def test_an_object_of_any_depth_passes_through_admission():
@@ -291,3 +291,38 @@ def test_an_object_of_any_depth_passes_through_admission():
     }
     assert check_object(obj).errors == ()
     assert manifest_of(obj).spot.find("spec.devices.config[0].opaque.driver")[1]
+
+
+@pytest.mark.parametrize(
+    ("escaped", "shown"),
+    [
+        (r"true \ud83d\ude00", "token recognition error at: '😀'"),
+        # Half of a pair: kubectl sends U+FFFD in its place.
+        (r"true \ud800", "token recognition error at: '\ufffd'"),
+        (r"true \udc00\ud800", "token recognition error at: '\ufffd'"),
+    ],
+)
+def test_characters_that_json_writes_with_two_escapes_hide_no_error_and_no_line(
+    tmp_path, capsys, escaped, shown
+):
+    """As `json.dumps` of Python and `jq -a` write them."""
+    text = (
+        '{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "one", "namespace": "a",\n'
+        '"annotations": {"a\\ud83d\\ude00": "\\ud83d\\ude00", "half": "\\ud83d"}},\n'
+        '"spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com",\n'
+        '"selectors": [{"cel":\n{"expression": "EXPRESSION"}}]}}]}}}'
+    ).replace("EXPRESSION", escaped)
+    found = [each for each in checked(tmp_path, text, "one.json").findings if each.code == "DRA-CEL-COMPILE"]
+    assert shown in found[0].message and found[0].line == 5
+    assert main(["explain", "claim/one", "-n", "a", "-f", str(tmp_path / "one.json")]) == 1
+    assert capsys.readouterr().out.startswith("claim a/one is pending")
+
+
+def test_where_lines_cannot_be_told_the_rules_are_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr("dra.diagnose.validate_source._yaml", lambda *_: iter(()))
+    text = (
+        '{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "one"}, "spec": {"devices": '
+        '{"requests": [{"name": "gpu", "exactly": {"deviceClassName": "a", "selectors": [{"cel": {"expression": "x"}}]}}]}}}'
+    )
+    (finding,) = checked(tmp_path, "\n" + text, "one.json").findings
+    assert (finding.code, finding.line) == ("DRA-CEL-COMPILE", 2)
