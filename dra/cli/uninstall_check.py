@@ -7,6 +7,7 @@ import os
 
 from dra.cli.cluster import add_cluster_arguments, cluster_client
 from dra.cli.common_flags import Subparsers
+from dra.values.words import counted
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -43,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
     print_error(
         ClaimError(
             "DRA-UNINSTALL-CLAIMS",
-            f"{len(found)} claims of {args.driver_name} are in use, and without the driver their pods cannot end",
+            f"{counted(len(found), 'claim')} of {args.driver_name} {'is' if len(found) == 1 else 'are'} in use, and without "
+            "the driver their pods cannot end",
             remedy="Delete the pods that are named first; or helm uninstall --no-hooks, and install the driver again to let "
             "them end.",
         )

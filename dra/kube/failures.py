@@ -164,11 +164,12 @@ def _missing(call: Call, reason: str, details: Mapping[str, Any]) -> _Meaning:
         return _Meaning(
             "DRA-API-NOT-SERVED",
             remedy=f"Check that the API server serves {call.group or 'v1'} (kubectl api-versions), and that no proxy "
-            "answers in its place; it is tried again.",
+            "answers in its place. The driver tries again by itself.",
         )
     if named != call.name or kind not in ("", call.resource.partition("/")[0]):
         return _Meaning(
-            "DRA-API-OTHER-NOT-FOUND", remedy=f"{kind or 'object'} {named} is missing; it is tried again."
+            "DRA-API-OTHER-NOT-FOUND",
+            remedy=f"{kind or 'object'} {named} is missing. The driver tries again by itself.",
         )
     return _Meaning("DRA-API-NOT-FOUND", retryable=False)
 
@@ -211,14 +212,14 @@ def failure_from_exception(call: Call, error: BaseException, *, host: str) -> Ku
         return failure(
             "DRA-API-UNREACHABLE",
             f"cannot connect to {host}: {_short(cause)}",
-            "Check that the API server runs and that this node reaches it; it is tried again.",
+            "Check that the API server runs and that this node reaches it. The driver tries again by itself.",
             refused=refused,
         )
     if isinstance(cause, (http.ReadTimeoutError, TimeoutError)):
         return failure(
             "DRA-API-TIMEOUT",
             f"no answer from {host} in time",
-            "Check the API server's load; it is tried again.",
+            "Check the API server's load. The driver tries again by itself.",
         )
     if isinstance(cause, (http.SSLError,)) or type(cause).__name__ == "SSLError":
         return failure(

@@ -30,7 +30,7 @@ def test_claims_in_use_are_named_and_refuse_it(tmp_path, capsys):
         claim(api, "used", users=("trainer", "watcher"))
         assert main(words) == 1
         answer = capsys.readouterr()
-        assert "error: DRA-UNINSTALL-CLAIMS: 1 claims of gpu.nvidia.com" in answer.err
+        assert "error: DRA-UNINSTALL-CLAIMS: 1 claim of gpu.nvidia.com" in answer.err
         assert "Delete the pods that are named first" in answer.err
         said = answer.out
         assert "claim default/used on node-a: gpu-3, used by pod trainer, pod watcher" in said
@@ -41,4 +41,7 @@ def test_an_api_server_that_does_not_answer_is_no_leave_to_go(tmp_path, capsys):
     with SimApiServer(version="1.36").start() as api:
         kubeconfig = api.write_kubeconfig(tmp_path / "kubeconfig")
     assert main(["uninstall-check", "--kubeconfig", str(kubeconfig)]) == 2
-    assert "error: DRA-API" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "error: DRA-API-UNREACHABLE" in said
+    # The command itself does not.
+    assert "The driver tries again by itself" in said and "is tried again" not in said
