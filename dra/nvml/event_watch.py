@@ -1,7 +1,7 @@
 """A thread that waits for NVML's events, as long as the session may be held.
 
 One event set for all GPUs; each is registered on its own, so that one that hangs or is lost costs the others nothing.
-The wait is cut into short calls: the session can be let go of within the time that the session promises. Whatever
+The wait is cut into short NVML calls: the session can be let go of within the time that the session promises. Whatever
 ends the set (a lost GPU, a new session, a change of MIG) leads to a new one.
 
 Source: nvmlEventSetWait_v2. A GPU that is lost ends every wait and does not say which it is.
@@ -29,8 +29,10 @@ from dra.values import PciAddress
 
 log = get_logger()
 
-# How long one call waits; half of what a holder has to leave.
+# How long one NVML call waits; half of what a holder has to leave.
 WAIT_MILLISECONDS = 1000
+# So many of them are one call of the session, which costs two threads a wake-up.
+WAITS = 5
 # A call that is not back this much later hangs.
 LATE_SECONDS = 15.0
 REGISTER_SECONDS = 15.0
@@ -202,13 +204,15 @@ class EventWatch:
 
     def _wait_for_events(self, let_go: threading.Event, wanted: tuple[WatchedGpu, ...], events: _Set) -> str:
         retry_at = self._clock() + self._again_seconds if self._state.refused else float("inf")
-        wait = functools.partial(_wait, events=events, milliseconds=self._wait_milliseconds)
-        deadline = self._wait_milliseconds / 1000 + LATE_SECONDS
-        while not self._stop.is_set():
-            if let_go.is_set():
-                return "the session is let go of"
-            if self._clock() >= retry_at or self._gpus() != wanted:
-                return ""
+
+        def ends() -> bool:
+            return (
+                self._stop.is_set() or let_go.is_set() or self._clock() >= retry_at or self._gpus() != wanted
+            )
+
+        wait = functools.partial(_wait, events=events, milliseconds=self._wait_milliseconds, ends=ends)
+        deadline = WAITS * self._wait_milliseconds / 1000 + LATE_SECONDS
+        while not ends():
             told, lost = self._session.run(wait, subject=EVENTS, deadline_seconds=deadline)
             if told:
                 self._told(told)
@@ -218,7 +222,7 @@ class EventWatch:
                 if not told and self._wake.wait(RETRY_SECONDS[0]):
                     self._wake.clear()
                 return ""
-        return ""
+        return "the session is let go of" if let_go.is_set() else ""
 
     def _free(self, events: _Set) -> None:
         def free(api: NvmlApi) -> None:
@@ -252,17 +256,25 @@ def _register_gpu(api: NvmlApi, *, gpu: WatchedGpu, events: _Set) -> int:
     return _pointer(handle)
 
 
-def _wait(api: NvmlApi, *, events: _Set, milliseconds: int) -> tuple[tuple[NvmlEvent, ...], bool]:
-    """Wait for events; (those that came, whether a GPU is lost)."""
+def _wait(
+    api: NvmlApi, *, events: _Set, milliseconds: int, ends: Callable[[], bool]
+) -> tuple[tuple[NvmlEvent, ...], bool]:
+    """Wait for events, until `ends` or a few times; (those that came, whether a GPU is lost)."""
     if api.generation != events.generation:
         raise _StaleError
     told: list[NvmlEvent] = []
-    for _ in range(BATCH):
+    waits = 1
+    while len(told) < BATCH:
         try:
             data = api.call("nvmlEventSetWait_v2", events.handle, 0 if told else milliseconds)
         except DraError as error:
-            if told or error.code == _TIMEOUT:
+            if told:
                 break  # what was told is not thrown away: the next wait says the error again
+            if error.code == _TIMEOUT:
+                if waits >= WAITS or ends():
+                    break
+                waits += 1
+                continue
             if error.code == GPU_LOST:
                 return (), True
             raise

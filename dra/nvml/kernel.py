@@ -5,6 +5,7 @@ Source: /proc/driver/nvidia/gpus/<address>/information; /proc/driver/nvidia/capa
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,13 +31,13 @@ def kernel_gpus(paths: HostPaths) -> dict[PciAddress, KernelGpu]:
     GPUs that an administrator has excluded from the driver are left out.
     """
     found: dict[PciAddress, KernelGpu] = {}
-    folder = paths.proc / "driver/nvidia/gpus"
+    folder = f"{paths.proc}/driver/nvidia/gpus"
     for name in _listing(folder):
         try:
             address = PciAddress.parse(name)
         except ValueFormatError:
             continue
-        fields = _information(folder / name / "information")
+        fields = _information(f"{folder}/{name}/information")
         if fields.get("GPU Excluded", "No") != "No":
             continue
         minor = fields.get("Device Minor", "")
@@ -54,13 +55,13 @@ def kernel_gpus(paths: HostPaths) -> dict[PciAddress, KernelGpu]:
 
 def mig_layouts(paths: HostPaths) -> dict[str, tuple[str, ...]]:
     """Give the instances of every GPU that can have some, by the name of its directory (`gpu3`)."""
-    folder = paths.proc / "driver/nvidia/capabilities"
+    folder = f"{paths.proc}/driver/nvidia/capabilities"
     return {name: _mig_layout(paths, name) for name in _listing(folder) if name.startswith("gpu")}
 
 
-def _information(path: Path) -> dict[str, str]:
+def _information(path: str) -> dict[str, str]:
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return {}
     pairs = (line.partition(":") for line in text.splitlines())
@@ -69,17 +70,21 @@ def _information(path: Path) -> dict[str, str]:
 
 def _mig_layout(paths: HostPaths, gpu: str) -> tuple[str, ...]:
     """Give the instances of a GPU (`gi7`, `gi7/ci0`); a change tells that somebody has partitioned it."""
-    folder = paths.proc / f"driver/nvidia/capabilities/{gpu}/mig"
+    folder = f"{paths.proc}/driver/nvidia/capabilities/{gpu}/mig"
     found: list[str] = []
     for instance in _listing(folder):
         if instance.startswith("gi"):
             found.append(instance)
-            found += [f"{instance}/{part}" for part in _listing(folder / instance) if part.startswith("ci")]
+            found += [
+                f"{instance}/{part}" for part in _listing(f"{folder}/{instance}") if part.startswith("ci")
+            ]
     return tuple(sorted(found))
 
 
-def _listing(folder: Path) -> list[str]:
+def _listing(folder: str) -> list[str]:
+    # Every two seconds, for each GPU: text, and no path objects.
     try:
-        return sorted(entry.name for entry in folder.iterdir())
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries)
     except OSError:
         return []
