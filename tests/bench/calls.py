@@ -29,8 +29,8 @@ class BenchNode(Node):
 
     place = "/tmp"
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self._in_memory = ""
         if os.access(_MEMORY, os.W_OK):
             self._in_memory = tempfile.mkdtemp(prefix="cdi", dir=_MEMORY)

@@ -42,13 +42,9 @@ def label(cluster, node, **labels):
 
 
 def devices(cluster, node):
-    items = cluster.api.request("GET", "/apis/resource.k8s.io/v1/resourceslices")[1]["items"]
-    return {
-        device["name"]: device
-        for each in items
-        if each["spec"].get("nodeName") == node
-        for device in each["spec"].get("devices", ())
-    }
+    path = f"/apis/resource.k8s.io/v1/resourceslices?fieldSelector=spec.nodeName={node}"
+    items = cluster.api.request("GET", path)[1]["items"]
+    return {device["name"]: device for each in items for device in each["spec"].get("devices", ())}
 
 
 def until(cluster, condition, what):
