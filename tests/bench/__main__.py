@@ -3,8 +3,8 @@
 Each part is measured several times; the table shows the median and the range. The budgets are for 2 cores and a local
 disk; figures of NVIDIA's driver are those of the same machine kind with the same claims (its default client limit, and
 without it). The kubelet and the clock run in this process, the driver and the API server each in its own; the CDI
-directory is on a tmpfs, as on every node, the rest on the disk of /tmp. On a machine
-with other work the CPU times tell more than the clock does.
+directory is on a tmpfs, as on every node, the rest on the disk of /tmp. On a machine with other work the CPU times tell
+more than the clock does.
 """
 
 from __future__ import annotations
