@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,19 @@ _MOST_PATTERNS = 128
 
 
 @dataclass(frozen=True, slots=True)
+class _Pattern:
+    """The spec of any claim that has certain devices, and the nodes it was made with."""
+
+    nodes: ClaimNodes
+    parts: SpecParts
+
+
+@dataclass(frozen=True, slots=True)
 class _Kept:
     """The edits that follow from a driver's files and the hook program, both as they were found.
 
-    `root` is what specs have of `common`; `sources` says where this process sees the source of each mount.
+    `root` is what specs have of `common`; `sources` says where this process sees the source of each mount. `patterns`
+    are filled as claims come.
     """
 
     driver: DriverFiles
@@ -50,15 +59,7 @@ class _Kept:
     common: CommonEdits
     root: RootPart
     sources: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Pattern:
-    """The spec of any claim that has certain devices, and what it was made of."""
-
-    nodes: ClaimNodes
-    kept: _Kept
-    parts: SpecParts
+    patterns: dict[tuple[CdiDevice, ...], _Pattern] = field(default_factory=dict, compare=False)
 
 
 class CdiRenderer:
@@ -75,7 +76,6 @@ class CdiRenderer:
         self._edits: _Kept | None = None
         # By driver version; claims that are prepared at once share one look at the driver's files.
         self._looks: dict[str, SharedLook[_Kept]] = {}
-        self._patterns: dict[tuple[CdiDevice, ...], _Pattern] = {}
         self._hook_missing = False
 
     @property
@@ -109,12 +109,12 @@ class CdiRenderer:
         kept = self._look(driver_version).get()
         if not all(_is_like_others(device) and _may_be_named(claim_uid, device) for device in wanted):
             return self._complete(claim_uid, wanted, nodes, kept).for_claim(claim_uid)
-        pattern = self._patterns.get(wanted)
-        if pattern is None or pattern.kept is not kept or pattern.nodes != nodes:
-            pattern = _Pattern(nodes, kept, self._complete(ANY_CLAIM, wanted, nodes, kept))
-            if len(self._patterns) >= _MOST_PATTERNS:
-                self._patterns.clear()
-            self._patterns[wanted] = pattern
+        pattern = kept.patterns.get(wanted)
+        if pattern is None or pattern.nodes != nodes:
+            pattern = _Pattern(nodes, self._complete(ANY_CLAIM, wanted, nodes, kept))
+            if len(kept.patterns) >= _MOST_PATTERNS:
+                kept.patterns.clear()
+            kept.patterns[wanted] = pattern
         return pattern.parts.for_claim(claim_uid)
 
     def _complete(
