@@ -33,6 +33,10 @@ log = get_logger()
 STOP_EXTRA_SECONDS = 8.0
 # glibc's mallopt: the number of arenas. Threads that each had their own would keep memory.
 _M_ARENA_MAX = -8
+# From which size on memory is given back as soon as it is free. glibc raises it with the first large block that is freed
+# (a list of slices), and keeps the next ones: said once, it stays.
+_M_MMAP_THRESHOLD = -3
+_LARGE_BYTES = 128 * 1024
 
 
 class Daemon(Parts):
@@ -231,6 +235,8 @@ class Daemon(Parts):
 
 
 def tune_memory() -> None:
-    """Keep glibc from giving each thread an arena of its own."""
+    """Keep glibc from giving each thread an arena of its own, and from keeping large blocks."""
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_ARENA_MAX, 2)
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)

@@ -29,9 +29,10 @@ from tests.process.invariants import MOST_DESCRIPTORS, MOST_THREADS, Vitals, che
 from tests.soak.world import Held, World
 
 # Steps of a process before its memory counts, and what it may grow by afterwards: the middle of the last looks beside
-# the highest of the first ones, because each new pool of partitions takes some MiB for a moment.
+# the highest of the first ones. Each new pool of partitions, and eight claims that are prepared beside the publishing of
+# one, take some MiB for a moment, so that the first looks are over many steps.
 WARM_STEPS = 100
-LOOKS = 10
+FIRST_LOOKS, LAST_LOOKS = 30, 10
 MOST_GROWTH = 1.05
 BATCH = 20
 
@@ -358,9 +359,9 @@ class Soak:
         if self._steps_of_process < WARM_STEPS:
             return
         self._resident.append(vitals.resident_bytes)
-        if len(self._resident) < 2 * LOOKS:
+        if len(self._resident) < FIRST_LOOKS + LAST_LOOKS:
             return
-        base, now = max(self._resident[:LOOKS]), statistics.median(self._resident[-LOOKS:])
+        base, now = max(self._resident[:FIRST_LOOKS]), statistics.median(self._resident[-LAST_LOOKS:])
         growth = now / base
         self.growth.append(growth)
         if growth > MOST_GROWTH:
