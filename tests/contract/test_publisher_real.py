@@ -77,7 +77,7 @@ def client_of(running: RealApiServer) -> KubeClient:
 def speaking(running: RealApiServer, version: str) -> KubeClient:
     """Give a client that believes that the server has only this version: 1.36 does not start without v1."""
     made = client_of(running)
-    made._negotiation._served["resource.k8s.io"] = (time.monotonic(), frozenset({version}))
+    made._sender.negotiation._served["resource.k8s.io"] = (time.monotonic(), frozenset({version}))
     return made
 
 

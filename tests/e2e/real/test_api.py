@@ -67,7 +67,9 @@ def test_the_api_server_takes_the_manifest_without_a_warning(cluster, manifest):
             continue
         text = json.dumps(document)
         said = cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text)
-        assert "Warning" not in said
+        # What kubectl itself says of an object that another test has created already is not the server's.
+        warnings = [line for line in said.splitlines() if "Warning" in line and "last-applied" not in line]
+        assert not warnings
 
 
 def test_the_admission_policy_has_no_type_errors(cluster):
