@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -113,6 +114,7 @@ class EventWatch:
         self._thread: threading.Thread | None = None
         self._state = WatchState()
         self._said = ""
+        self._lost_at = -math.inf
 
     @property
     def state(self) -> WatchState:
@@ -219,10 +221,15 @@ class EventWatch:
             if lost:
                 # Without the lost one the others go on. NVML does not say which it is: who registers finds out.
                 self._changed(self._state)
-                if not told and self._wake.wait(RETRY_SECONDS[0]):
-                    self._wake.clear()
+                self._pause_between_losses()
                 return ""
         return "the session is let go of" if let_go.is_set() else ""
+
+    def _pause_between_losses(self) -> None:
+        """Pause, but not after the first: others may fall ill with it, and nothing is told while there is no set."""
+        before, self._lost_at = self._lost_at, self._clock()
+        if self._lost_at - before < 2 * RETRY_SECONDS[0] and self._wake.wait(RETRY_SECONDS[0]):
+            self._wake.clear()
 
     def _free(self, events: _Set) -> None:
         def free(api: NvmlApi) -> None:

@@ -107,3 +107,13 @@ def test_who_needs_a_pause_of_the_session_has_it(for_ever, events):
     events.until_it_waits()
     events.node.control.push_xid(3, 31)
     events.until(lambda: events.told and events.told[-1].gpu_uuid == events.wanted[3].uuid)
+
+
+def test_what_other_gpus_tell_when_one_is_lost_is_heard(monkeypatch, events):
+    """One that falls off the bus often takes others along; what they tell while there is no set, nobody hears."""
+    monkeypatch.setattr(event_watch, "RETRY_SECONDS", (3600.0, 3600.0))
+    events.until_it_waits()
+    events.node.control.lose_gpu(0)
+    events.until(lambda: events.wanted[0].uuid in events.watch.state.refused)
+    events.node.control.push_xid(2, 74, sources=("nvml",))
+    events.until(lambda: (events.wanted[2].uuid, 74) in {(each.gpu_uuid, each.xid) for each in events.told})
