@@ -35,6 +35,7 @@ _CAUSES = {
     errno.ENOTDIR: ("DRA-HOST-MISSING", "Something that is not a directory stands in the way; remove it."),
     errno.EEXIST: ("DRA-HOST-MISSING", "Something that is not a directory stands in the way; remove it."),
     errno.EISDIR: ("DRA-HOST-IS-DIRECTORY", "A directory stands where a file has to be; remove it."),
+    errno.ELOOP: ("DRA-HOST-IO", "A symbolic link stands where a file has to be; remove it."),
     errno.EMFILE: ("DRA-HOST-TOO-MANY-FILES", "Raise the limit of open files (ulimit -n) of the plugin."),
     errno.ENFILE: ("DRA-HOST-TOO-MANY-FILES", "Raise fs.file-max of the node."),
     errno.ENAMETOOLONG: ("DRA-HOST-NAME-TOO-LONG", "Choose a shorter directory."),

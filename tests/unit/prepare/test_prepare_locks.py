@@ -238,3 +238,16 @@ def test_no_descriptor_is_left_open(locks, tmp_path):
             with pytest.raises(HostError), locks.hold(["a"], what="y", wait_seconds=0):
                 pass
     assert count() == before
+
+
+@pytest.mark.parametrize("name", ["claim-a", "gpu-0"])
+def test_a_link_in_the_place_of_a_lock_is_not_followed_and_the_error_says_what_to_remove(
+    locks, tmp_path, name
+):
+    locks.make()
+    elsewhere = tmp_path / "elsewhere"
+    for each in ("claims.lock", "gpu-0.lock"):
+        (tmp_path / "locks" / each).symlink_to(elsewhere)
+    with pytest.raises(HostError, match="symbolic link.*remove it"), locks.hold([name], what="x"):
+        pass
+    assert not elsewhere.exists()
