@@ -60,10 +60,14 @@ MAX_MESSAGE = 32768
 
 @dataclass(slots=True)
 class _Claim:
-    """What this process knows of a claim's entries in the API; `entries` None: not read yet."""
+    """What this process knows of a claim's entries in the API.
+
+    `entries` None: not read yet, or a write failed, which may have arrived all the same. `sent`: there was a write.
+    """
 
     ref: ClaimRef
     entries: dict[Key, Json] | None = None
+    sent: bool = False
     gone_at: float | None = None
     failed: tuple[Any, ...] = ()
     seen: int = 0
@@ -179,7 +183,7 @@ class ClaimStatusWriter:
             if uid in records:
                 continue
             lingering += 1
-            if claim.entries is None or lingering > MOST_LINGERING:
+            if (claim.entries is None and not claim.sent) or lingering > MOST_LINGERING:
                 del self._claims[uid]
             elif claim.gone_at is None:
                 claim.gone_at = self._clock()
@@ -218,6 +222,7 @@ class ClaimStatusWriter:
             "metadata": {"name": ref.name, "namespace": ref.namespace, "uid": ref.uid},
             "status": {"devices": [entries[key] for key in sorted(entries)]},
         }
+        claim.entries, claim.sent = None, True
         stored = self._client.apply(
             RESOURCE_CLAIMS,
             ref.name,

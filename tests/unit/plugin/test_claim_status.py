@@ -208,6 +208,17 @@ def test_entries_go_some_time_after_the_claim_was_unprepared(bench):
     assert not bench.writer._claims
 
 
+def test_entries_go_also_where_the_answer_to_their_write_was_lost(bench):
+    bench.claim("c", "gpu-0")
+    bench.api.faults.set("drop", method="PATCH", path="/status", times=1)
+    bench.step()
+    assert bench.devices("c")  # it arrived, but the writer does not know
+    bench.records = []
+    bench.step(20)
+    assert bench.devices("c") == {}
+    assert not bench.writer._claims
+
+
 def test_a_claim_that_is_gone_or_was_replaced_is_left_alone(bench):
     record = bench.claim("c", "gpu-0")
     bench.claim("d", "gpu-0")
