@@ -1,4 +1,7 @@
-"""Keeps the sockets in place: who removes or replaces one sees it served again within about a second."""
+"""Keeps the sockets in place: who removes or replaces one sees it served again within about a second.
+
+Within ten where the file system does not tell of the change: a mount over the directory, another directory further up.
+"""
 
 from __future__ import annotations
 
