@@ -30,10 +30,11 @@ from tests.soak.world import Held, World
 
 # Steps of a process before its memory counts, and what it may grow by afterwards: the middle of the last looks beside
 # the highest of the first ones. Each new pool of partitions, and eight claims that are prepared beside the publishing of
-# one, take some MiB for a moment, so that the first looks are over many steps.
+# one, take some MiB for a moment, and Python gives back little of them: so the first looks are over many steps, and what
+# is found is a leak. `--cycles` of the benchmark measures a small one.
 WARM_STEPS = 100
 FIRST_LOOKS, LAST_LOOKS = 30, 10
-MOST_GROWTH = 1.05
+MOST_GROWTH = 1.1
 BATCH = 20
 
 
