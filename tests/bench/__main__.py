@@ -81,7 +81,7 @@ def _calls(args: argparse.Namespace, details: dict[str, Any]) -> list[Figure]:
     try:
         daemon = node.daemon("--log-level", "info")
         connection = node.kubelet().wait_registered(DRIVER, timeout_seconds=60)
-        node.wait_published()
+        node.wait_settled()
         pid = daemon.process.pid
         calls = Calls(node, connection)
         calls.single(20)  # the first calls load code and look for the driver's files
@@ -161,7 +161,7 @@ def _cycles(cycles: int) -> list[Figure]:
     try:
         daemon = node.daemon("--log-level", "info")
         connection = node.kubelet().wait_registered(DRIVER, timeout_seconds=60)
-        node.wait_published()
+        node.wait_settled()
         calls = Calls(node, connection)
         calls.single(100)
         first = process.memory(daemon.process.pid)["Rss"]

@@ -16,8 +16,7 @@ from tests.bench.apiserver import ApiServerProcess, RealApi
 from tests.process.harness import Node, ref_of
 
 GPUS = 8
-
-
+_SETTLE_SECONDS = 2.0
 _MEMORY = Path("/dev/shm")  # noqa: S108 - where Linux keeps a tmpfs
 
 
@@ -37,6 +36,15 @@ class BenchNode(Node):
             folder = self.root / "var/run/cdi"
             folder.rmdir()
             folder.symlink_to(self._in_memory)
+
+    def wait_settled(self) -> None:
+        """Wait until the pool is published and the driver's files are taken as they are.
+
+        This node's were made a moment ago: as long as they may be those of an installation that is under way, each prepare
+        looks for all of them.
+        """
+        self.wait_published()
+        time.sleep(_SETTLE_SECONDS)
 
     def close(self) -> None:
         """End all processes and threads, and remove the files."""

@@ -21,7 +21,7 @@ def _partitions(rounds: int) -> list[Figure]:
     try:
         daemon = node.daemon("--log-level", "info", "--mig-mode=dynamic")
         connection = node.kubelet().wait_registered(DRIVER, timeout_seconds=60)
-        node.wait_published()
+        node.wait_settled()
         calls = Calls(node, connection)
         calls.single(5, "gpu-0-mig-1g10gb-19-0")
         made, gone = calls.single(rounds, "gpu-0-mig-1g10gb-19-0")
@@ -42,7 +42,7 @@ def _shares_and_scrapes(rounds: int) -> list[Figure]:
     try:
         daemon = node.daemon("--log-level", "info", "--http-endpoint=127.0.0.1:0", "--metrics-interval=0")
         connection = node.kubelet().wait_registered(DRIVER, timeout_seconds=60)
-        node.wait_published()
+        node.wait_settled()
         calls = Calls(node, connection)
         first = calls.claims(["gpu-0"], shared=True)
         calls.prepare(first)  # the others share the GPU with it
@@ -82,7 +82,7 @@ def _held_shares(rounds: int) -> list[Figure]:
         node.keeper()
         node.daemon("--log-level", "info", "--sharing=100/cooperative")
         connection = node.kubelet().wait_registered(DRIVER, timeout_seconds=60)
-        node.wait_published()
+        node.wait_settled()
         calls = Calls(node, connection)
         calls.prepare(calls.claims(["gpu-0"], shared=True, consumed={"shares": "1"}))
         calls.single(5, shared=True, consumed={"shares": "1"})
