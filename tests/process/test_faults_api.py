@@ -159,8 +159,9 @@ def test_refusals_conflicts_and_broken_answers_end_with_the_pool_published_witho
     assert edit(node)
     wait_until(lambda: published(node) == expected(node), seconds=30, what="the pool is restored")
     seconds = time.monotonic() - begun
-    # At most one request a second, beside what the repair itself takes and a burst.
-    assert len(requests_of(node, SLICES, since=begun)) <= seconds + 12
+    # At most one request a second, beside what the repair itself takes (13, more where lists and edits cross) and a burst;
+    # a hot loop would be hundreds.
+    assert len(requests_of(node, SLICES, since=begun)) <= seconds + 25
     check_invariants(node, clean.daemon)
 
 
