@@ -12,9 +12,12 @@ import functools
 import os
 import select
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
+from dra.errors import HostError
 from dra.host.files import host_error
+from dra.telemetry.threads import start_thread
 
 # What to hear of. A folder's: names in it; a file's: itself.
 MODIFIED, ATTRIBUTES = 0x2, 0x4
@@ -95,6 +98,22 @@ class FileWatch:
             os.close(self._event)
             if self._notify >= 0:
                 os.close(self._notify)
+
+
+def start_watching(name: str, run: Callable[[FileWatch], None]) -> tuple[FileWatch, threading.Thread]:
+    """Start a thread of this name that runs `run` with a watch of its own; whoever ends it closes the watch.
+
+    Raises:
+        HostError: no descriptor or no thread is left; nothing stays open.
+    """
+    files = FileWatch()
+    thread = threading.Thread(target=run, args=(files,), name=name, daemon=True)
+    try:
+        start_thread(thread)
+    except HostError:
+        files.close()
+        raise
+    return files, thread
 
 
 @functools.cache

@@ -15,10 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dra.errors import HostError, ValueFormatError
-from dra.host.file_watch import ATTRIBUTES, MODIFIED, SELF_DELETED, SELF_MOVED, FileWatch
+from dra.errors import ValueFormatError
+from dra.host.file_watch import ATTRIBUTES, MODIFIED, SELF_DELETED, SELF_MOVED, FileWatch, start_watching
 from dra.telemetry.log import get_logger
-from dra.telemetry.threads import start_thread
 from dra.values import PciAddress
 
 log = get_logger()
@@ -104,14 +103,7 @@ class KernelLog:
 
     def start(self) -> None:
         """Start the thread. Raises HostError."""
-        files = FileWatch()
-        thread = threading.Thread(target=self._run, args=(files,), name="kernel-log", daemon=True)
-        try:
-            start_thread(thread)
-        except HostError:
-            files.close()
-            raise
-        self._files, self._thread = files, thread
+        self._files, self._thread = start_watching("kernel-log", self._run)
 
     def stop(self, *, timeout_seconds: float = 2.0) -> None:
         """End the thread."""

@@ -10,11 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dra.errors import HostError
-from dra.host.file_watch import NAMES_CHANGED, FileWatch
+from dra.host.file_watch import NAMES_CHANGED, FileWatch, start_watching
 from dra.plugin.server import UnixServer
 from dra.plugin.sockets import inode_of, refuses
 from dra.telemetry.log import get_logger
-from dra.telemetry.threads import start_thread
 
 log = get_logger()
 
@@ -53,14 +52,7 @@ class SocketGuard:
 
     def start(self) -> None:
         """Start the thread. Raises HostError."""
-        files = FileWatch()
-        thread = threading.Thread(target=self._run, args=(files,), name="socket-guard", daemon=True)
-        try:
-            start_thread(thread)
-        except HostError:
-            files.close()
-            raise
-        self._files, self._thread = files, thread
+        self._files, self._thread = start_watching("socket-guard", self._run)
 
     def stop(self) -> None:
         """End the thread; after this returns no socket is re-created."""
